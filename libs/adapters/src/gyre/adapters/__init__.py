@@ -1,0 +1,1 @@
+"""Event log, blob store, Postgres, clock, settings, logging."""

@@ -1,0 +1,47 @@
+"""One key per attempt of an execution: says whose it is and proves it, so that the proxy needs no
+table of keys. What the client claims about itself is never asked."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+_PREFIX = "gyre_"
+
+
+class InvalidKey(ValueError):
+    """The key was not made here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyIdentity:
+    job: str
+    execution: str
+    attempt: int
+
+
+def make_key(secret: str, identity: KeyIdentity) -> str:
+    """`gyre_<job>.<execution>.<attempt>.<64 hex digits>`, an HMAC-SHA-256 over the first three."""
+    text = f"{identity.job}.{identity.execution}.{identity.attempt}"
+    return f"{_PREFIX}{text}.{_sign(secret, text)}"
+
+
+def parse_key(secret: str, key: str) -> KeyIdentity:
+    """Whose key it is. Raises InvalidKey for anything `make_key` did not make with `secret`."""
+    parts = key.removeprefix(_PREFIX).split(".")
+    if not key.startswith(_PREFIX) or len(parts) != 4 or not parts[2].isdigit():
+        raise InvalidKey("not a key of this stack")
+    text = ".".join(parts[:3])
+    if not hmac.compare_digest(_sign(secret, text), parts[3]):
+        raise InvalidKey("the key's signature is wrong")
+    return KeyIdentity(job=parts[0], execution=parts[1], attempt=int(parts[2]))
+
+
+def key_id(key: str) -> str:
+    """The public name of a key, for events and logs: 12 hex digits of its SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def _sign(secret: str, text: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()

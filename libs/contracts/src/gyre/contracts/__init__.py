@@ -1,0 +1,1 @@
+"""Events, commands, subjects and HTTP models every service shares."""

@@ -1,0 +1,232 @@
+"""What the scheduler says, on facts.<job>.sched (and epoch_fenced on the batch's claims)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gyre.contracts.envelope import Body, Decision
+from gyre.contracts.job import JobSpec
+from gyre.contracts.registry import event
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GroupPlan(_Part):
+    """One task sampled N times. executions: the N execution ids, in order."""
+
+    group: str
+    task: str
+    executions: tuple[str, ...]
+
+
+class StartOrder(_Part):
+    """Reserves a slot on `cell` for `execution` until it terminates. seed: for the sampler."""
+
+    execution: str
+    group: str
+    task: str
+    cell: int
+    seed: int
+
+
+class Move(_Part):
+    """An execution's calls go to another cell from here on; its harness notices nothing."""
+
+    execution: str
+    source: int
+    destination: int
+
+
+@event
+class JobSubmitted(Body):
+    """train_tasks, heldout_tasks: task names in the order they are dispatched."""
+
+    TYPE: ClassVar[str] = "job_submitted"
+    spec: JobSpec
+    train_tasks: tuple[str, ...]
+    heldout_tasks: tuple[str, ...]
+
+
+@event
+class CancelRequested(Body):
+    TYPE: ClassVar[str] = "cancel_requested"
+    reason: str
+
+
+@event
+class JobStarted(Decision):
+    """The job holds these cells from now on; cells[0] is the core. Agents boot engine and trainer."""
+
+    TYPE: ClassVar[str] = "job_started"
+    cells: tuple[int, ...]
+    lineage: int
+
+
+@event
+class WorldFormed(Decision):
+    """The trainers of `cells` make one process group world, ranks in this order, under `epoch`."""
+
+    TYPE: ClassVar[str] = "world_formed"
+    epoch: int
+    cells: tuple[int, ...]
+
+
+@event
+class PhaseStarted(Decision):
+    TYPE: ClassVar[str] = "phase_started"
+    phase: Literal["heldout_before", "training", "heldout_after"]
+
+
+@event
+class Dispatched(Decision):
+    """Groups enter the queue: d rises by their executions. version: v_d, the published version."""
+
+    TYPE: ClassVar[str] = "dispatched"
+    kind: Literal["training", "heldout"]
+    groups: tuple[GroupPlan, ...]
+    version: int
+    lineage: int
+
+
+@event
+class StartOrdered(Decision):
+    """free = C_R - (ordered - f) falls by one for each order; p rises when its `started` comes."""
+
+    TYPE: ClassVar[str] = "start_ordered"
+    orders: tuple[StartOrder, ...]
+
+
+@event
+class SupplyTimerStarted(Decision):
+    """Ready, unclaimed groups (capped by what the batch needs) reached rho_min B."""
+
+    TYPE: ClassVar[str] = "supply_timer_started"
+    ready: int
+    needed: int
+
+
+@event
+class SupplyTimerStopped(Decision):
+    """They fell below rho_min B before tau had passed."""
+
+    TYPE: ClassVar[str] = "supply_timer_stopped"
+    ready: int
+    needed: int
+
+
+@event
+class TransitionStarted(Decision):
+    """A cell changes role. Its capacity leaves the ledger here and comes back with `role_changed`.
+
+    moves: where the executions routed to this cell go. waterlevel, capacity_after: the two sides of
+    eq. (2) at the decision, in executions. batch: the batch it joins, None when it goes back.
+    """
+
+    TYPE: ClassVar[str] = "transition_started"
+    cell: int
+    to: Literal["training", "rollout"]
+    moves: tuple[Move, ...] = ()
+    waterlevel: int
+    capacity_after: int
+    batch: str | None = None
+
+
+@event
+class BurstStarted(Decision):
+    TYPE: ClassVar[str] = "burst_started"
+    burst: int
+    first_step: int
+    num_steps: int
+
+
+@event
+class BatchOpened(Decision):
+    """step: index of the optimizer step; version: v_t, equal to the steps applied in this lineage."""
+
+    TYPE: ClassVar[str] = "batch_opened"
+    batch: str
+    step: int
+    version: int
+    lineage: int
+    num_groups: int
+
+
+@event
+class JoinWindowClosed(Decision):
+    """These cells, a prefix, reduce their gradients. Selects the process group (DESIGN 4a)."""
+
+    TYPE: ClassVar[str] = "join_window_closed"
+    batch: str
+    epoch: int
+    members: tuple[int, ...]
+    final: bool
+
+
+@event
+class BurstEnded(Decision):
+    """waterlevel and capacity: the two sides of eq. (3), in executions."""
+
+    TYPE: ClassVar[str] = "burst_ended"
+    burst: int
+    core_stays: bool
+    waterlevel: int
+    next_dispatch: int
+    capacity_without_core: int
+    ready: int
+
+
+@event
+class EpochFenced(Body):
+    """On the batch's claims: `lost` cells own nothing from here; their micro-steps are claimed anew.
+
+    dismissed: living cells above a gap, which leave the batch too. members: who goes on.
+    """
+
+    TYPE: ClassVar[str] = "epoch_fenced"
+    batch: str
+    epoch: int
+    lost: tuple[int, ...]
+    dismissed: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+@event
+class CellLost(Decision):
+    """moves: where the executions routed to it go."""
+
+    TYPE: ClassVar[str] = "cell_lost"
+    cell: int
+    moves: tuple[Move, ...] = ()
+    reason: str
+
+
+@event
+class Restored(Decision):
+    """The core came back from a durable checkpoint; claims made since are void."""
+
+    TYPE: ClassVar[str] = "restored"
+    lineage: int
+    version: int
+    checkpoint: str
+    returned_groups: tuple[str, ...]
+
+
+@event
+class ExecutionsCancelled(Decision):
+    """Queued executions that never start (p and f rise together), and running ones to be ended."""
+
+    TYPE: ClassVar[str] = "executions_cancelled"
+    queued: tuple[str, ...]
+    running: tuple[str, ...]
+    reason: str
+
+
+@event
+class JobFinished(Decision):
+    TYPE: ClassVar[str] = "job_finished"
+    status: Literal["succeeded", "cancelled", "failed"]
+    reason: str

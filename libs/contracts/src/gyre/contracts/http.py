@@ -1,0 +1,45 @@
+"""What the REST API answers. Errors are `{"error": {"field": ..., "message": ...}}`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class CellView(_View):
+    cell: int
+    role: str
+    num_executions: int
+
+
+class JobView(_View):
+    """Counts are executions unless the name says groups or steps. sequence: last fact folded."""
+
+    id: str
+    name: str
+    status: str
+    reason: str
+    phase: str
+    num_steps_done: int
+    num_steps: int
+    version: int
+    published_version: int
+    lineage: int
+    num_dispatched: int
+    num_started: int
+    num_terminated: int
+    num_heldout_dispatched: int
+    num_heldout_terminated: int
+    waterlevel: int
+    capacity: int
+    num_ready_groups: int
+    mean_staleness: float | None
+    cells: list[CellView]
+    sequence: int
+
+
+class JobList(_View):
+    jobs: list[JobView]

@@ -1,0 +1,82 @@
+"""Subjects: one aggregate per (thing, writer). The only place where a subject is spelt.
+
+| subject | writer |
+|---|---|
+| facts.<job>.sched | scheduler |
+| facts.<job>.exec.<execution>.run | runner |
+| facts.<job>.exec.<execution>.score | evaluator |
+| facts.<job>.group.<group> | trajectory |
+| facts.<job>.batch.<batch>.stream | trajectory |
+| facts.<job>.batch.<batch>.claims | the cells, and the scheduler's epoch_fenced (DESIGN 4a) |
+| facts.<job>.cell.<cell> | that cell's agent |
+| facts.cluster.cell.<cell> | that cell's agent, before it has a job |
+| calls.<job>.exec.<execution> | proxy |
+"""
+
+from __future__ import annotations
+
+import re
+
+CLUSTER = "cluster"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+class InvalidId(ValueError):
+    """An id that cannot be part of a subject."""
+
+
+def checked_id(value: str) -> str:
+    """Return `value` if it is letters, digits, `_` and `-` only (1-80), else raise InvalidId."""
+    if not _ID.fullmatch(value):
+        raise InvalidId(f"id {value!r}: use 1 to 80 letters, digits, '_' or '-'")
+    return value
+
+
+def sched(job: str) -> str:
+    return f"facts.{checked_id(job)}.sched"
+
+
+def run(job: str, execution: str) -> str:
+    return f"facts.{checked_id(job)}.exec.{checked_id(execution)}.run"
+
+
+def score(job: str, execution: str) -> str:
+    return f"facts.{checked_id(job)}.exec.{checked_id(execution)}.score"
+
+
+def group(job: str, group_id: str) -> str:
+    return f"facts.{checked_id(job)}.group.{checked_id(group_id)}"
+
+
+def batch_stream(job: str, batch: str) -> str:
+    return f"facts.{checked_id(job)}.batch.{checked_id(batch)}.stream"
+
+
+def batch_claims(job: str, batch: str) -> str:
+    return f"facts.{checked_id(job)}.batch.{checked_id(batch)}.claims"
+
+
+def cell(job: str, cell_index: int) -> str:
+    return f"facts.{checked_id(job)}.cell.{cell_index}"
+
+
+def registration(cell_index: int) -> str:
+    return cell(CLUSTER, cell_index)
+
+
+def calls(job: str, execution: str) -> str:
+    return f"calls.{checked_id(job)}.exec.{checked_id(execution)}"
+
+
+def all_facts(job: str) -> str:
+    """Every fact of one job, whoever wrote it."""
+    return f"facts.{checked_id(job)}.>"
+
+
+def all_calls(job: str) -> str:
+    return f"calls.{checked_id(job)}.>"
+
+
+def start_order(job: str) -> str:
+    """Where start orders wait for a runner (work queue)."""
+    return f"work.start.{checked_id(job)}"

@@ -1,0 +1,1 @@
+"""Pure laws: ledger, transitions, staleness, tree, admission, packing."""

@@ -1,0 +1,194 @@
+"""Fold one fact into a cell's state. Mutates and returns it; facts of other jobs change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gyre.contracts.envelope import Body
+from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import groups as group_events
+from gyre.contracts.events import scheduling as sched
+from gyre.core.cell.state import CellState, Checkpoint, Exposure, OpenBatch
+
+
+def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: Body) -> CellState:
+    """Fold `body`, appended to `subject` of `job` at stream sequence `sequence`."""
+    if isinstance(body, sched.JobSubmitted):
+        state.specs[job] = body.spec
+    elif isinstance(body, sched.JobStarted) and state.cell in body.cells:
+        return CellState(
+            cell=state.cell,
+            specs=state.specs,
+            job=job,
+            spec=state.specs[job],
+            order=body.cells,
+            version=(body.lineage, 0),
+            published=(body.lineage, 0),
+        )
+    elif job == state.job:
+        handler = _HANDLERS.get(type(body))
+        if handler is not None:
+            handler(state, body)
+        if state.batch is not None and subject.endswith(f".batch.{state.batch.batch}.claims"):
+            state.batch.claims_sequence = sequence
+    return state
+
+
+def _job_finished(state: CellState, body: sched.JobFinished) -> None:
+    state.finished = True
+    state.batch = None
+
+
+def _world_formed(state: CellState, body: sched.WorldFormed) -> None:
+    state.epoch, state.world = body.epoch, body.cells
+
+
+def _transition_started(state: CellState, body: sched.TransitionStarted) -> None:
+    state.in_rollout.discard(body.cell)
+    if body.cell == state.cell and body.to == "training":
+        state.transition = True
+
+
+def _batch_opened(state: CellState, body: sched.BatchOpened) -> None:
+    state.batch = OpenBatch(
+        batch=body.batch, step=body.step, version=(body.lineage, body.version)
+    )
+
+
+def _micro_step_emitted(state: CellState, body: group_events.MicroStepEmitted) -> None:
+    if state.batch is not None and state.batch.batch == body.batch:
+        state.batch.micro_steps[body.index] = body.digest
+
+
+def _micro_step_claimed(state: CellState, body: cell_events.MicroStepClaimed) -> None:
+    if state.batch is not None and state.batch.batch == body.batch:
+        state.batch.owners[body.index] = (body.cell, body.epoch)
+
+
+def _batch_joined(state: CellState, body: cell_events.BatchJoined) -> None:
+    if state.batch is not None and state.batch.batch == body.batch:
+        state.batch.joined.add(body.cell)
+
+
+def _window_closed(state: CellState, body: sched.JoinWindowClosed) -> None:
+    if state.batch is not None and state.batch.batch == body.batch:
+        state.batch.members = body.members
+        state.batch.member_epoch = body.epoch
+        state.batch.final = body.final
+
+
+def _epoch_fenced(state: CellState, body: sched.EpochFenced) -> None:
+    batch = state.batch
+    if batch is None or batch.batch != body.batch:
+        return
+    gone = {*body.lost, *body.dismissed}
+    batch.owners = {i: owner for i, owner in batch.owners.items() if owner[0] not in gone}
+    batch.joined -= gone
+    batch.dismissed |= gone
+    batch.members = None
+
+
+def _step_completed(state: CellState, body: cell_events.StepCompleted) -> None:
+    state.version = (body.lineage, body.version)
+    state.batch = None
+
+
+def _burst_started(state: CellState, body: sched.BurstStarted) -> None:
+    state.burst_over = state.core_stays = False
+
+
+def _burst_ended(state: CellState, body: sched.BurstEnded) -> None:
+    state.burst_over = True
+    state.core_stays = body.core_stays
+    stays = state.is_core and body.core_stays
+    if not stays and (state.role == "training" or state.transition):
+        state.leaving = True
+        state.transition = False
+
+
+def _restored(state: CellState, body: sched.Restored) -> None:
+    state.batch = None
+    state.version = (body.lineage, body.version)
+    state.restored_from = body.checkpoint
+    state.exposure = None
+    state.burst_over = False
+
+
+def _role_changed(state: CellState, body: cell_events.RoleChanged) -> None:
+    if body.role == "rollout":
+        state.in_rollout.add(body.cell)
+        state.serving[body.cell] = (body.lineage, body.version)
+    else:
+        state.in_rollout.discard(body.cell)
+    if body.cell != state.cell:
+        return
+    state.role = body.role
+    state.engine_reported = True
+    state.transition = False
+    if body.role == "rollout":
+        state.leaving = False
+
+
+def _engine_lost(state: CellState, body: cell_events.EngineLost) -> None:
+    state.in_rollout.discard(body.cell)
+    if body.cell == state.cell:
+        state.engine_reported = False
+
+
+def _trainer_ready(state: CellState, body: cell_events.TrainerReady) -> None:
+    if body.cell == state.cell:
+        state.trainer_reported = True
+
+
+def _trainer_lost(state: CellState, body: cell_events.TrainerLost) -> None:
+    if body.cell == state.cell:
+        state.trainer_reported = False
+
+
+def _weights_exposed(state: CellState, body: cell_events.WeightsExposed) -> None:
+    state.exposure = Exposure(
+        version=(body.lineage, body.version),
+        host=body.host,
+        port=body.port,
+        checksum=body.checksum,
+    )
+
+
+def _checkpoint_saved(state: CellState, body: cell_events.CheckpointSaved) -> None:
+    state.checkpoint = Checkpoint(
+        version=(body.lineage, body.version), path=body.path, checksum=body.checksum
+    )
+
+
+def _weights_loaded(state: CellState, body: cell_events.WeightsLoaded) -> None:
+    state.serving[body.cell] = (body.lineage, body.version)
+
+
+def _weights_published(state: CellState, body: cell_events.WeightsPublished) -> None:
+    state.published = (body.lineage, body.version)
+
+
+_HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
+    sched.JobFinished: _job_finished,
+    sched.WorldFormed: _world_formed,
+    sched.TransitionStarted: _transition_started,
+    sched.BatchOpened: _batch_opened,
+    sched.JoinWindowClosed: _window_closed,
+    sched.EpochFenced: _epoch_fenced,
+    sched.BurstStarted: _burst_started,
+    sched.BurstEnded: _burst_ended,
+    sched.Restored: _restored,
+    group_events.MicroStepEmitted: _micro_step_emitted,
+    cell_events.MicroStepClaimed: _micro_step_claimed,
+    cell_events.BatchJoined: _batch_joined,
+    cell_events.StepCompleted: _step_completed,
+    cell_events.RoleChanged: _role_changed,
+    cell_events.EngineLost: _engine_lost,
+    cell_events.TrainerReady: _trainer_ready,
+    cell_events.TrainerLost: _trainer_lost,
+    cell_events.WeightsExposed: _weights_exposed,
+    cell_events.CheckpointSaved: _checkpoint_saved,
+    cell_events.WeightsLoaded: _weights_loaded,
+    cell_events.WeightsPublished: _weights_published,
+}

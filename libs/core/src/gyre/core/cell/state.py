@@ -1,0 +1,118 @@
+"""What a cell's agent knows: from the log (`CellState`) and from its own processes (`Holdings`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre.contracts.job import JobSpec
+
+Version = tuple[int, int]
+"""(lineage, version): names one set of weights."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Checkpoint:
+    """A durable checkpoint: path of its directory and the checksum of its weights."""
+
+    version: Version
+    path: str
+    checksum: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Exposure:
+    """Where the core serves its weights to joiners."""
+
+    version: Version
+    host: str
+    port: int
+    checksum: str
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenBatch:
+    """micro_steps: index -> blob digest. owners: index -> (cell, epoch), as the claims stand.
+
+    claims_sequence: stream sequence of the last event on the claims subject, expected by a claim.
+    """
+
+    batch: str
+    step: int
+    version: Version
+    micro_steps: dict[int, str] = field(default_factory=dict)
+    owners: dict[int, tuple[int, int]] = field(default_factory=dict)
+    claims_sequence: int = 0
+    joined: set[int] = field(default_factory=set)
+    dismissed: set[int] = field(default_factory=set)
+    members: tuple[int, ...] | None = None
+    member_epoch: int = 0
+    final: bool = False
+
+    def unclaimed(self) -> int | None:
+        """Lowest micro-step that nobody owns, None when there is none."""
+        return next((i for i in sorted(self.micro_steps) if i not in self.owners), None)
+
+    def owned_by(self, cell: int) -> list[int]:
+        return sorted(i for i, owner in self.owners.items() if owner[0] == cell)
+
+
+@dataclass(slots=True, kw_only=True)
+class CellState:
+    """One cell's view of its job. cell: my number in the cluster; order: the job's cells, core first.
+
+    transition: a transition_started into training that my role_changed has not answered yet.
+    leaving: the burst ended and I go back to rollout. serving: other cells' published weights.
+    """
+
+    cell: int
+    specs: dict[str, JobSpec] = field(default_factory=dict)
+    job: str | None = None
+    spec: JobSpec | None = None
+    order: tuple[int, ...] = ()
+    finished: bool = False
+    role: str = "none"
+    engine_reported: bool = False
+    trainer_reported: bool = False
+    transition: bool = False
+    leaving: bool = False
+    burst_over: bool = False
+    core_stays: bool = False
+    epoch: int = 0
+    world: tuple[int, ...] = ()
+    version: Version = (1, 0)
+    published: Version = (1, 0)
+    checkpoint: Checkpoint | None = None
+    restored_from: str | None = None
+    exposure: Exposure | None = None
+    batch: OpenBatch | None = None
+    serving: dict[int, Version] = field(default_factory=dict)
+    in_rollout: set[int] = field(default_factory=set)
+
+    @property
+    def is_core(self) -> bool:
+        return bool(self.order) and self.order[0] == self.cell
+
+    @property
+    def required_spec(self) -> JobSpec:
+        if self.spec is None:
+            raise ValueError(f"cell {self.cell} has no job")
+        return self.spec
+
+
+@dataclass(slots=True, kw_only=True)
+class Holdings:
+    """What this agent's processes hold right now; never from the log.
+
+    engine_version, trainer_version: weights they hold, None when the process is down. trained:
+    micro-steps of `accumulating` whose gradients the trainer has accumulated. broken_epoch: a world
+    in which a peer died under us; nothing is tried in it again.
+    """
+
+    engine_version: Version | None = None
+    engine_paused: bool = False
+    trainer_version: Version | None = None
+    world_epoch: int = 0
+    broken_epoch: int | None = None
+    accumulating: str | None = None
+    trained: set[int] = field(default_factory=set)
+    exposed: Version | None = None

@@ -1,0 +1,32 @@
+"""Which task each group samples, and what its executions are called."""
+
+from __future__ import annotations
+
+from gyre.contracts.events.scheduling import GroupPlan
+from gyre.core.scheduling.state import JobState
+
+
+def training_groups(state: JobState, num: int) -> tuple[GroupPlan, ...]:
+    """The next `num` groups. Tasks are taken in the set's order, over and over: a set that is
+    balanced in each block of B is sampled balanced in each step."""
+    size = state.required_spec.schedule.executions_per_group
+    first = state.num_groups_dispatched
+    return tuple(
+        _plan(f"{state.job}-g{number:04d}", state.train_tasks[number % len(state.train_tasks)], size)
+        for number in range(first, first + num)
+    )
+
+
+def heldout_groups(state: JobState) -> tuple[GroupPlan, ...]:
+    """One execution a task, before the first dispatch (hb) and after the last publication (ha)."""
+    mark = "hb" if state.phase == "heldout_before" else "ha"
+    return tuple(
+        _plan(f"{state.job}-{mark}{number:04d}", task, 1)
+        for number, task in enumerate(state.heldout_tasks)
+    )
+
+
+def _plan(group: str, task: str, size: int) -> GroupPlan:
+    return GroupPlan(
+        group=group, task=task, executions=tuple(f"{group}-e{k}" for k in range(size))
+    )

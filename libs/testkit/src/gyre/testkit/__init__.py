@@ -1,0 +1,1 @@
+"""Builders, fakes and contract suites for tests."""

@@ -1,0 +1,1 @@
+"""REST API, jobs, the ledger and role transitions."""

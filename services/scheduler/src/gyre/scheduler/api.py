@@ -1,0 +1,139 @@
+"""The REST API. Reads the loop's state, writes only facts: job_submitted and cancel_requested."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import SecretStr
+
+from gyre.adapters.eventlog.base import SequenceConflict, Stream
+from gyre.adapters.journal import Journal
+from gyre.contracts import subjects
+from gyre.contracts.events import scheduling as sched
+from gyre.contracts.http import JobList, JobView
+from gyre.scheduler.loop import SchedulerLoop
+from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
+from gyre.scheduler.views import job_view
+
+# How long a submission or a cancellation may take to show in the state it returns.
+FOLD_DEADLINE_S = 10.0
+_OPEN_PATHS = frozenset({"/healthz"})
+
+
+def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastAPI:
+    """The API over a running loop. Every path but /healthz wants `Authorization: Bearer <token>`."""
+    app = FastAPI(title="Gyre scheduler", version="1", docs_url="/docs")
+
+    @app.middleware("http")
+    async def authorise(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        sent = request.headers.get("authorization", "")
+        wanted = f"Bearer {token.get_secret_value()}"
+        if request.url.path in _OPEN_PATHS or hmac.compare_digest(sent.encode(), wanted.encode()):
+            return await call_next(request)
+        return _error(401, "authorization", "wrong or missing bearer token; set GYRE_API_TOKEN")
+
+    @app.exception_handler(InvalidJob)
+    async def invalid_job(_: Request, error: InvalidJob) -> Response:
+        return _error(422, error.field, str(error))
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/v1/jobs", status_code=201)
+    async def submit(request: Request) -> JobView:
+        try:
+            raw = await request.json()
+        except ValueError as error:
+            raise InvalidJob("job", f"the body is no JSON: {error}") from error
+        return await _submit(loop, journal, raw)
+
+    @app.get("/v1/jobs")
+    async def list_jobs() -> JobList:
+        return JobList(jobs=[job_view(job) for job in loop.state.jobs.values()])
+
+    @app.get("/v1/jobs/{job}")
+    async def show(job: str) -> Response:
+        if job not in loop.state.jobs:
+            return _unknown(job)
+        return JSONResponse(job_view(loop.state.jobs[job]).model_dump(mode="json"))
+
+    @app.post("/v1/jobs/{job}/cancel")
+    async def cancel(job: str) -> Response:
+        if job not in loop.state.jobs:
+            return _unknown(job)
+        await _cancel(loop, journal, job)
+        return JSONResponse(job_view(loop.state.jobs[job]).model_dump(mode="json"))
+
+    @app.get("/v1/jobs/{job}/events")
+    async def events(job: str, request: Request, after: int = 0) -> Response:
+        if job not in loop.state.jobs:
+            return _unknown(job)
+        last = request.headers.get("last-event-id", "")
+        start = int(last) if last.isdigit() else after
+        stream = _server_sent(journal, job, start)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    return app
+
+
+async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView:
+    spec = parse_spec(raw)
+    train, heldout = check_surroundings(spec, len(loop.state.online))
+    job = f"{spec.name}-{secrets.token_hex(3)}"
+    body = sched.JobSubmitted(spec=spec, train_tasks=tuple(train), heldout_tasks=tuple(heldout))
+    sequence = await journal.append(
+        subjects.sched(job), body, job=job, cause=("submit", job), causation="api", expected=0
+    )
+    await _folded(loop, sequence)
+    return job_view(loop.state.jobs[job])
+
+
+async def _cancel(loop: SchedulerLoop, journal: Journal, job: str) -> None:
+    """Append cancel_requested, again after a conflict with a decision, until it is in."""
+    subject = subjects.sched(job)
+    async with asyncio.timeout(FOLD_DEADLINE_S):
+        while not loop.state.jobs[job].finished and loop.state.jobs[job].cancel_requested is None:
+            try:
+                sequence = await journal.append(
+                    subject,
+                    sched.CancelRequested(reason="cancelled by the user"),
+                    job=job,
+                    cause=("cancel", job),
+                    causation="api",
+                    expected=await journal.last_sequence(subject),
+                )
+            except SequenceConflict:
+                continue
+            await _folded(loop, sequence)
+
+
+async def _folded(loop: SchedulerLoop, sequence: int) -> None:
+    async with asyncio.timeout(FOLD_DEADLINE_S), loop.folded:
+        await loop.folded.wait_for(lambda: loop.state.sequence >= sequence)
+
+
+async def _server_sent(journal: Journal, job: str, after: int) -> AsyncIterator[str]:
+    """Every fact of the job as `id: <sequence>`, `event: <type>`, `data: <JSON>`; ends with it."""
+    async for fact in journal.follow(Stream.FACTS, (subjects.all_facts(job),), after):
+        envelope = fact.envelope
+        data = envelope.model_dump_json(exclude={"body"})[:-1]
+        body = envelope.body.model_dump_json()
+        yield f'id: {fact.sequence}\nevent: {envelope.type}\ndata: {data},"body":{body}}}\n\n'
+        if isinstance(envelope.body, sched.JobFinished):
+            return
+
+
+def _error(status: int, field: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"field": field, "message": message}}, status_code=status)
+
+
+def _unknown(job: str) -> JSONResponse:
+    return _error(404, "job", f"no job {job!r}; `gyre job ls` lists the jobs")

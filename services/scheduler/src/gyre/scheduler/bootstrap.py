@@ -1,0 +1,59 @@
+"""Puts the scheduler together.
+
+Two loops in one process:
+- `SchedulerLoop`: consumes every fact and time, produces decisions and start orders; waits for the
+  next fact or the supply timer; is unblocked by its own appends coming back.
+- the REST API: consumes requests, produces job_submitted and cancel_requested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvicorn
+
+from gyre.adapters.clock import SystemClock
+from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.journal import Journal
+from gyre.adapters.runtime import Runtime
+from gyre.adapters.workqueue import JetStreamWorkQueue
+from gyre.scheduler.api import create_app
+from gyre.scheduler.loop import SchedulerLoop
+from gyre.scheduler.settings import SchedulerSettings
+
+
+async def main(settings: SchedulerSettings, runtime: Runtime) -> None:
+    """Serve until cancelled."""
+    clock = SystemClock()
+    log = await JetStreamEventLog.connect(settings.nats_url)
+    queue = await JetStreamWorkQueue.connect(settings.nats_url)
+    journal = Journal(log, clock)
+    loop = SchedulerLoop(journal, queue, clock)
+    caught_up = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(loop.run(caught_up))
+            await caught_up.wait()
+            server = _server(settings, loop, journal)
+            serving = tasks.create_task(server.serve())
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            runtime.ready()
+    finally:
+        await queue.close()
+        await log.close()
+
+
+def _server(settings: SchedulerSettings, loop: SchedulerLoop, journal: Journal) -> uvicorn.Server:
+    app = create_app(loop, journal, settings.api_token)
+    config = uvicorn.Config(
+        app,
+        host=settings.scheduler_host,
+        port=settings.scheduler_port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]  runtime owns them
+    return server

@@ -1,0 +1,104 @@
+"""What is checked before a job is accepted: each fault is one line that names field and mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gyre.contracts.job import JobSpec
+from gyre.core.harness import UnknownHarness, harness_profile
+
+
+class InvalidJob(ValueError):
+    """A job that cannot run. field: dotted path in the job file."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+def parse_spec(raw: object) -> JobSpec:
+    """The validated spec. Raises InvalidJob for the first fault."""
+    try:
+        return JobSpec.model_validate(raw)
+    except ValidationError as error:
+        raise _first_fault(error) from error
+
+
+def _first_fault(error: ValidationError) -> InvalidJob:
+    fault = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in fault["loc"]) or "job"
+    match fault["type"]:
+        case "extra_forbidden":
+            return InvalidJob(field, "unknown field; remove it or correct its spelling")
+        case "missing":
+            return InvalidJob(field, "is missing; set it")
+        case "value_error":
+            return InvalidJob(field, str(fault["ctx"]["error"]))
+        case _:
+            return InvalidJob(field, f"{fault['msg']}, got {fault['input']!r}")
+
+
+def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str], list[str]]:
+    """Look at what the spec names; returns the train and the held-out task names, sorted.
+
+    Raises InvalidJob for a path that is not there, a harness nobody knows, too few cells.
+    """
+    model = _directory("model.path", spec.model.path)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (model / name).is_file():
+            raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
+    _check_context(spec, model)
+    try:
+        harness_profile(spec.harness.profile).check(spec.harness.settings)
+    except UnknownHarness as error:
+        raise InvalidJob("harness.profile", str(error)) from error
+    except ValueError as error:
+        raise InvalidJob("harness.settings", str(error)) from error
+    if num_cells_online < spec.cells.count:
+        raise InvalidJob(
+            "cells.count",
+            f"{spec.cells.count} cells wanted, {num_cells_online} are online; "
+            "lower it or start more cell agents",
+        )
+    train = _tasks("tasks.train", spec.tasks.train)
+    heldout = _tasks("tasks.heldout", spec.tasks.heldout) if spec.tasks.heldout else []
+    return train, heldout
+
+
+def _check_context(spec: JobSpec, model: Path) -> None:
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except ValueError as error:
+        raise InvalidJob("model.path", f"{model}/config.json is no JSON: {error}") from error
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and spec.model.context_tokens > longest:
+        raise InvalidJob(
+            "model.context_tokens",
+            f"is {spec.model.context_tokens}, the model's limit is {longest}; lower it",
+        )
+    if spec.rollout.max_new_tokens >= spec.model.context_tokens:
+        raise InvalidJob(
+            "rollout.max_new_tokens",
+            f"is {spec.rollout.max_new_tokens}, leave room for a prompt: "
+            f"set it below model.context_tokens ({spec.model.context_tokens})",
+        )
+
+
+def _directory(field: str, path: str) -> Path:
+    directory = Path(path)
+    if not directory.is_absolute():
+        raise InvalidJob(field, f"{path!r} is relative; give an absolute path")
+    if not directory.is_dir():
+        raise InvalidJob(field, f"{path} is no directory; correct the path")
+    return directory
+
+
+def _tasks(field: str, path: str) -> list[str]:
+    root = _directory(field, path)
+    names = sorted(entry.name for entry in root.iterdir() if (entry / "task.toml").is_file())
+    if not names:
+        raise InvalidJob(field, f"{root} holds no task; a task is a directory with a task.toml")
+    return names

@@ -1,0 +1,38 @@
+"""A job's state as the API shows it."""
+
+from __future__ import annotations
+
+from gyre.contracts.http import CellView, JobView
+from gyre.core.scheduling import ledger
+from gyre.core.scheduling.state import JobState
+from gyre.core.staleness import mean_staleness
+
+
+def job_view(job: JobState) -> JobView:
+    spec = job.required_spec
+    return JobView(
+        id=job.job,
+        name=spec.name,
+        status="queued" if job.status == "unknown" else job.status,
+        reason=job.reason,
+        phase=job.phase,
+        num_steps_done=job.num_steps_done,
+        num_steps=spec.schedule.num_steps,
+        version=job.version,
+        published_version=job.published,
+        lineage=job.lineage,
+        num_dispatched=job.training.dispatched,
+        num_started=job.training.started,
+        num_terminated=job.training.terminated,
+        num_heldout_dispatched=job.heldout.dispatched,
+        num_heldout_terminated=job.heldout.terminated,
+        waterlevel=job.training.waterlevel,
+        capacity=ledger.rollout_capacity(job) if job.cells else 0,
+        num_ready_groups=job.num_ready_unclaimed,
+        mean_staleness=mean_staleness(job.groups.values()),
+        cells=[
+            CellView(cell=cell.cell, role=cell.role, num_executions=len(cell.executions))
+            for cell in job.in_order
+        ],
+        sequence=job.sequence,
+    )
