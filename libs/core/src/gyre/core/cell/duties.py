@@ -240,7 +240,7 @@ def _join_batch(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.accumulating == batch.batch and state.cell in batch.joined:
         return None
-    if batch.members is not None or state.cell in batch.dismissed:
+    if batch.members is not None or state.cell in batch.dismissed or held.missed == batch.batch:
         return None
     if held.world_epoch != state.epoch or state.cell not in state.world:
         return None

@@ -105,7 +105,8 @@ class Holdings:
 
     engine_version, trainer_version: weights they hold, None when the process is down. trained:
     micro-steps of `accumulating` whose gradients the trainer has accumulated. broken_epoch: a world
-    in which a peer died under us; nothing is tried in it again.
+    in which a peer died under us; nothing is tried in it again. missed: a batch whose weights could
+    not be had: it closed before we came.
     """
 
     engine_version: Version | None = None
@@ -116,3 +117,4 @@ class Holdings:
     accumulating: str | None = None
     trained: set[int] = field(default_factory=set)
     exposed: Version | None = None
+    missed: str | None = None

@@ -164,12 +164,17 @@ def _group_ready(state: JobState, body: group_events.GroupReady) -> None:
 
 
 def _group_claimed(state: JobState, body: group_events.GroupClaimed) -> None:
+    """A claim for a batch that is not open (it came behind `restored`) or beyond B is void."""
+    batch = state.batch
+    if batch is None or batch.batch != body.batch:
+        return
+    if batch.num_claimed_groups >= state.required_spec.schedule.groups_per_step:
+        return
     group = state.groups[body.group]
     group.batch = body.batch
+    group.claimed_version = batch.version
+    batch.num_claimed_groups += 1
     state.num_ready_unclaimed -= 1
-    if state.batch is not None and state.batch.batch == body.batch:
-        state.batch.num_claimed_groups += 1
-        group.claimed_version = state.batch.version
 
 
 def _stream_closed(state: JobState, body: group_events.StreamClosed) -> None:
@@ -252,10 +257,11 @@ def _restored(state: JobState, body: sched.Restored) -> None:
     state.version = state.num_steps_done = body.version
     state.batch = state.burst = state.supply_since = None
     state.core_lost = False
-    for name in body.returned_groups:
-        group = state.groups[name]
-        group.batch = group.claimed_version = None
-        state.num_ready_unclaimed += 1
+    # By the rule, not by the event's list: a claim may have come in after the decision.
+    for group in state.groups.values():
+        if group.claimed_version is not None and group.claimed_version >= body.version:
+            group.batch = group.claimed_version = None
+            state.num_ready_unclaimed += 1
 
 
 def _transition_started(state: JobState, body: sched.TransitionStarted) -> None:

@@ -1,0 +1,36 @@
+"""The `gyre` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from gyre.cli import bench_commands, demo_command, job_commands, run_commands, stack_commands
+from gyre.cli.errors import CommandError
+from gyre.embedded.errors import EmbeddedError
+
+app = typer.Typer(
+    help="Reinforcement learning for agents that work for hours.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+stack_commands.register(app)
+app.add_typer(job_commands.app, name="job")
+run_commands.register(app)
+bench_commands.register(app)
+demo_command.register(app)
+
+
+def main() -> None:
+    """Exit status 0, 1 for a job that did not succeed, 2 for what could not be done."""
+    try:
+        app()
+    except (CommandError, EmbeddedError) as error:
+        sys.stderr.write(f"gyre: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""gyre job submit, ls, show, cancel, logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gyre.cli.client import ApiClient, connect
+from gyre.cli.jobfile import load_job_file
+from gyre.cli.options import DEFAULT_HOME, Home
+from gyre.cli.progress import watch_job
+from gyre.contracts.http import JobView
+
+app = typer.Typer(help="Submit jobs and look at them.", no_args_is_help=True)
+console = Console()
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="A job file (YAML).")],
+    home: Home = DEFAULT_HOME,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until it ends.")] = False,
+) -> None:
+    """Submit a job; prints its id."""
+    raw = load_job_file(file)
+    client = connect(home)
+    view = client.submit(raw)
+    console.print(view.id, highlight=False)
+    if wait and wait_for(client, view, raw, console).status != "succeeded":
+        raise typer.Exit(1)
+
+
+def wait_for(client: ApiClient, view: JobView, raw: dict[str, Any], console: Console) -> JobView:
+    """Show the job's progress until it ends; says why when it did not succeed."""
+    schedule = raw["schedule"]
+    size = schedule.get("executions_per_group", 16) * schedule.get("groups_per_step", 32)
+    last = watch_job(lambda: client.job(view.id), console, size * view.num_steps)
+    if last.status != "succeeded":
+        console.print(f"{last.id} {last.status}: {last.reason}", highlight=False)
+    return last
+
+
+@app.command("ls")
+def list_jobs(home: Home = DEFAULT_HOME) -> None:
+    """List the jobs."""
+    table = Table("job", "status", "phase", "step", "executions", "staleness")
+    for view in connect(home).jobs():
+        staleness = "" if view.mean_staleness is None else f"{view.mean_staleness:.2f}"
+        table.add_row(
+            view.id,
+            view.status,
+            view.phase,
+            f"{view.num_steps_done}/{view.num_steps}",
+            f"{view.num_terminated}/{view.num_dispatched}",
+            staleness,
+        )
+    console.print(table)
+
+
+@app.command()
+def show(job: str, home: Home = DEFAULT_HOME) -> None:
+    """Print a job's state as JSON."""
+    console.print_json(connect(home).job(job).model_dump_json())
+
+
+@app.command()
+def cancel(job: str, home: Home = DEFAULT_HOME) -> None:
+    """End a job: queued executions never start, running ones are stopped."""
+    view = connect(home).cancel(job)
+    console.print(f"{view.id}: {view.status}, cancellation requested", highlight=False)
+
+
+@app.command()
+def logs(
+    job: str,
+    home: Home = DEFAULT_HOME,
+    after: Annotated[int, typer.Option(help="Stream sequence to start after.")] = 0,
+) -> None:
+    """Follow a job's facts as JSON lines until it ends."""
+    for line in connect(home).events(job, after):
+        typer.echo(line)

@@ -1,0 +1,78 @@
+"""Writes a run's report: report.json for programs, report.html for people."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from gyre.cli.plots import plots
+from gyre.core.report import RunReport, Score
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;"
+    "text-align:left}svg{max-width:100%;height:auto}"
+)
+
+
+def write_report(report: RunReport, directory: Path) -> dict[str, Any]:
+    """Write both files below `directory`; returns the summary."""
+    directory.mkdir(parents=True, exist_ok=True)
+    summary = report.summary()
+    (directory / "report.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    (directory / "report.html").write_text(_page(report, summary), encoding="utf-8")
+    return summary
+
+
+def summary_table(report: RunReport) -> Table:
+    """The run's outcome for a terminal: held-out reward with its standard error, then the counts."""
+    summary = report.summary()
+    table = Table(title=f"job {report.job}: {summary['status']}")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, phase in (("before", "heldout_before"), ("after", "heldout_after")):
+        table.add_row(f"held-out reward {name}", _score(report.heldout(phase)))
+    for key in (
+        *("steps", "executions", "calls", "calls_rerouted", "calls_failed", "role_changes"),
+        *("cells_that_trained", "mean_staleness", "expected_staleness"),
+        *("sampled_tokens", "trained_tokens", "clip_low", "clip_high", "wall_s"),
+    ):
+        table.add_row(key.replace("_", " "), _value(summary[key]))
+    fractions = summary["clip_fraction"]
+    if fractions:
+        mean = sum(fractions) / len(fractions)
+        table.add_row("clip fraction, mean and last", f"{mean:.3f}, {fractions[-1]:.3f}")
+    return table
+
+
+def _score(score: Score | None) -> str:
+    if score is None:
+        return "not measured"
+    excluded = f", {score.num_excluded} excluded" if score.num_excluded else ""
+    return f"{score.mean:.3f} ± {score.error:.3f} ({score.num} tasks{excluded})"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _page(report: RunReport, summary: dict[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(key)}</td><td>{html.escape(_value(value))}</td></tr>"
+        for key, value in summary.items()
+    )
+    figures = "".join(
+        f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items()
+    )
+    title = html.escape(f"Gyre run {report.job}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>Held-out reward before: "
+        f"{html.escape(_score(report.heldout('heldout_before')))}, after: "
+        f"{html.escape(_score(report.heldout('heldout_after')))} (standard error of the mean).</p>"
+        f"{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
+    )

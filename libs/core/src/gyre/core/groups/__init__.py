@@ -1,0 +1,31 @@
+"""The trajectory buffer: a job's groups from dispatch to consumption, and the open batch's queue.
+
+`evolve` folds any fact of the job (and `calls_sealed`) into a JobGroups; the `next_*` functions say
+what the trajectory service owes the log. `evolve` mutates the state and nobody else does; folding
+one event is O(its own size).
+
+Invariants (tests/properties/test_group_law.py):
+- a group is complete when each execution has a final disposition and its calls are sealed, and a
+  complete group gets exactly one `group_ready`: no group vanishes, one of zero weight neither;
+- a ready group is drawable until a batch claims it, and in at most one batch of a lineage;
+- a claim counts for the open batch only, and only for its first B groups: one that lands behind a
+  `restored`, or one too many of a writer that died, is void;
+- groups are drawn oldest policy version first, then in the order of dispatch.
+"""
+
+from gyre.core.groups.evolve import evolve
+from gyre.core.groups.owed import Trainee, group_ready, next_draw, next_ready, trainees
+from gyre.core.groups.state import Batch, Group, JobGroups, Scored
+
+__all__ = [
+    "Batch",
+    "Group",
+    "JobGroups",
+    "Scored",
+    "Trainee",
+    "evolve",
+    "group_ready",
+    "next_draw",
+    "next_ready",
+    "trainees",
+]

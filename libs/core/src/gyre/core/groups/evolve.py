@@ -1,0 +1,160 @@
+"""Folding facts into a JobGroups. The only code that mutates one."""
+
+from __future__ import annotations
+
+from gyre.contracts.envelope import Body
+from gyre.contracts.events.calls import CallsSealed
+from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed, StepCompleted
+from gyre.contracts.events.groups import (
+    GroupClaimed,
+    GroupReady,
+    MicroStepEmitted,
+    StreamClosed,
+)
+from gyre.contracts.events.scheduling import (
+    BatchOpened,
+    Dispatched,
+    EpochFenced,
+    ExecutionsCancelled,
+    GroupPlan,
+    JobFinished,
+    JobSubmitted,
+    Restored,
+)
+from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
+from gyre.core.advantage import Disposition, Outcome
+from gyre.core.groups.state import Batch, Group, JobGroups, Scored
+
+
+def evolve(state: JobGroups, sequence: int, body: Body) -> None:
+    """Fold one event. sequence: its stream sequence. Events that do not concern groups pass by."""
+    match body:
+        case JobSubmitted():
+            state.spec = body.spec
+        case JobFinished():
+            state.finished = True
+        case Dispatched(kind="training"):
+            for plan in body.groups:
+                _dispatch(state, plan, body)
+        case Dispatched(kind="heldout"):
+            state.heldout.update(e for plan in body.groups for e in plan.executions)
+            state.sealed_early -= state.heldout
+        case Evaluated(execution=execution, reward=reward, attempt=attempt):
+            _score(state, execution, "valid", reward, attempt)
+        case ExecutionExcluded(execution=execution):
+            _score(state, execution, "excluded", None, None)
+        case PlaceholderScored(execution=execution):
+            _score(state, execution, "placeholder", 0.0, None)
+        case ExecutionsCancelled(queued=queued):
+            for execution in queued:  # never starts, so nothing of it is scored or sealed
+                _score(state, execution, "excluded", None, None)
+                _seal(state, execution)
+        case CallsSealed(execution=execution):
+            _seal(state, execution)
+        case GroupReady():
+            _ready(state, sequence, body)
+        case GroupClaimed():
+            _claim(state, sequence, body)
+        case Restored(returned_groups=returned):
+            _restore(state, returned)
+        case _:
+            _evolve_batch(state, sequence, body)
+
+
+def _dispatch(state: JobGroups, plan: GroupPlan, body: Dispatched) -> None:
+    group = Group(
+        group=plan.group,
+        task=plan.task,
+        executions=plan.executions,
+        version=body.version,
+        lineage=body.lineage,
+        order=len(state.groups),
+    )
+    state.groups[group.group] = group
+    state.group_of.update(dict.fromkeys(plan.executions, group))
+    group.sealed = state.sealed_early.intersection(plan.executions)
+    state.sealed_early -= group.sealed
+
+
+def _score(
+    state: JobGroups,
+    execution: str,
+    disposition: Disposition,
+    reward: float | None,
+    attempt: int | None,
+) -> None:
+    """The first final disposition stands: a score is never overwritten."""
+    group = state.group_of.get(execution)
+    if group is None or execution in group.scores:
+        return
+    outcome = Outcome(disposition=disposition, reward=reward)
+    group.scores[execution] = Scored(outcome=outcome, attempt=attempt)
+    _note_complete(state, group)
+
+
+def _seal(state: JobGroups, execution: str) -> None:
+    group = state.group_of.get(execution)
+    if group is not None:
+        group.sealed.add(execution)
+        _note_complete(state, group)
+    elif execution not in state.heldout:
+        state.sealed_early.add(execution)
+
+
+def _note_complete(state: JobGroups, group: Group) -> None:
+    if group.complete and group.ready is None:
+        state.complete[group.group] = group
+
+
+def _ready(state: JobGroups, sequence: int, body: GroupReady) -> None:
+    group = state.groups[body.group]
+    group.ready, group.last_sequence = body, sequence
+    state.complete.pop(group.group, None)
+    state.drawable[group.group] = group
+
+
+def _claim(state: JobGroups, sequence: int, body: GroupClaimed) -> None:
+    group = state.groups[body.group]
+    group.last_sequence = sequence
+    batch = state.batch
+    if batch is None or batch.batch != body.batch or group.batch is not None or batch.all_drawn:
+        return
+    group.batch = batch.batch
+    batch.groups.append(group)
+    state.drawable.pop(group.group, None)
+
+
+def _restore(state: JobGroups, returned: tuple[str, ...]) -> None:
+    """The open batch is void; its groups and those the scheduler names lie in the buffer again."""
+    open_groups = () if state.batch is None else state.batch.groups
+    for group in (*open_groups, *(state.groups[name] for name in returned)):
+        group.batch = None
+        if group.ready is not None:
+            state.drawable[group.group] = group
+    state.batch = None
+
+
+def _evolve_batch(state: JobGroups, sequence: int, body: Body) -> None:
+    if isinstance(body, BatchOpened):
+        state.batch = Batch(batch=body.batch, num_groups=body.num_groups, lineage=body.lineage)
+    batch = state.batch
+    if batch is None or getattr(body, "batch", None) != batch.batch:
+        return
+    match body:
+        case BatchJoined(cell=cell):
+            batch.cells.add(cell)
+        case MicroStepClaimed(index=index, cell=cell):
+            batch.claims[index] = cell
+        case EpochFenced():
+            gone = {*body.lost, *body.dismissed}
+            batch.cells -= gone
+            batch.claims = {i: cell for i, cell in batch.claims.items() if cell not in gone}
+        case MicroStepEmitted():
+            batch.emitted.update(body.executions)
+            batch.num_micro_steps += 1
+            batch.num_targets += body.num_targets
+            batch.last_sequence = sequence
+        case StreamClosed():
+            batch.closed, batch.last_sequence = True, sequence
+        case StepCompleted():
+            state.batch = None

@@ -1,0 +1,78 @@
+"""What the log is owed by a job's groups: the next `group_ready`, the next draw, whom to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyre.contracts.events.groups import ExecutionOutcome, GroupReady
+from gyre.core.advantage import AdvantageKind, group_advantages
+from gyre.core.groups.state import Batch, Group, JobGroups
+
+
+def next_ready(state: JobGroups) -> GroupReady | None:
+    """The `group_ready` of the first complete group that has none."""
+    group = next(iter(state.complete.values()), None)
+    return None if group is None else group_ready(group, state.required_spec.objective.advantage)
+
+
+def group_ready(group: Group, kind: AdvantageKind) -> GroupReady:
+    """The outcome of a complete group, executions in the order of their dispatch."""
+    outcomes = [group.scores[execution].outcome for execution in group.executions]
+    weighed = group_advantages(outcomes, kind)
+    return GroupReady(
+        group=group.group,
+        task=group.task,
+        version=group.version,
+        lineage=group.lineage,
+        zero_weight=weighed.zero_weight,
+        outcomes=tuple(
+            ExecutionOutcome(
+                execution=execution,
+                disposition=outcome.disposition,
+                reward=outcome.reward,
+                advantage=advantage,
+            )
+            for execution, outcome, advantage in zip(
+                group.executions, outcomes, weighed.advantages, strict=True
+            )
+        ),
+    )
+
+
+def next_draw(state: JobGroups) -> Group | None:
+    """The group that packing draws now, the oldest ready one; None above the queue's low mark."""
+    batch = state.batch
+    if batch is None or batch.closed or batch.all_drawn or batch.num_queued >= batch.low_mark:
+        return None
+    return min(state.drawable.values(), key=_age, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """An execution with a weight of its own in the open batch. attempt: the one that was scored."""
+
+    execution: str
+    group: str
+    attempt: int
+    advantage: float
+
+
+def trainees(batch: Batch) -> list[Trainee]:
+    """Valid executions of the batch's weighted groups, in the order they were drawn."""
+    return [
+        Trainee(
+            execution=outcome.execution,
+            group=group.group,
+            attempt=attempt,
+            advantage=outcome.advantage,
+        )
+        for group in batch.groups
+        if group.ready is not None and not group.ready.zero_weight
+        for outcome in group.ready.outcomes
+        if outcome.disposition == "valid"
+        and (attempt := group.scores[outcome.execution].attempt) is not None
+    ]
+
+
+def _age(group: Group) -> tuple[int, int, int]:
+    return (group.lineage, group.version, group.order)

@@ -1,0 +1,189 @@
+"""Stream packing: whole executions into rows, rows into micro-steps, as groups come in.
+
+`next_step` looks at what is in hand and either cuts one micro-step out of it or asks for more. It
+knows nothing but the list it is given, in the order the executions were drawn: packing again after
+a restart, from what was drawn and not yet emitted, gives the same micro-steps.
+
+Invariants (tests/properties/test_packing_law.py):
+- all rows of an execution are in one micro-step, which s_i and m_i of eq. (5) need;
+- every trajectory is placed once; nothing is lost or doubled, cut or reordered inside;
+- no row passes its capacity; a micro-step passes its number of rows only for an execution that
+  needs more on its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# A micro-step as full as this is cut at once; waiting for a better fit gains nothing.
+FULL_ENOUGH = 0.98
+# Tokens in hand, in micro-steps, at which one is cut whatever its fill. Two: with one micro-step's
+# worth kept back there is always something small to fill the gaps, and no cell waits for more than
+# one further group.
+IN_HAND_STEPS = 2
+# Executions looked at for one micro-step, so that its cost does not grow with the backlog. More
+# than a group of the paper's size brings at once, several times over.
+WINDOW = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One execution to pack. lengths: tokens of each of its admitted trajectories, all > 0."""
+
+    execution: str
+    lengths: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a micro-step offers: `num_rows` rows of `row_tokens` tokens. longest_tokens: capacity of
+    the rows of an execution that does not fit otherwise (the longest trainable path)."""
+
+    num_rows: int
+    row_tokens: int
+    longest_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.row_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Trajectory number `trajectory` of `execution` lies here."""
+
+    execution: str
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedStep:
+    """executions: in the order they were drawn. rows: placements, one behind the other.
+
+    row_tokens: tokens of the longest row; the others are padded to it.
+    """
+
+    executions: tuple[str, ...]
+    rows: tuple[tuple[Placement, ...], ...]
+    row_tokens: int
+    num_tokens: int
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows' tokens that is not padding."""
+        return self.num_tokens / (len(self.rows) * self.row_tokens)
+
+
+def shape_of(row_tokens: int, tokens_per_micro_step: int) -> Shape:
+    """Rows for the job's admission settings. A micro-step smaller than a row is one short row."""
+    return Shape(
+        num_rows=max(1, tokens_per_micro_step // row_tokens),
+        row_tokens=min(row_tokens, tokens_per_micro_step),
+        longest_tokens=row_tokens,
+    )
+
+
+def next_step(pending: Sequence[Bundle], shape: Shape, *, closing: bool) -> PackedStep | None:
+    """The next micro-step of what is in hand, or None: more groups should be drawn first.
+
+    pending: drawn, not yet emitted, in drawing order; the first WINDOW of them are looked at.
+    closing: no more will come. Raises ValueError for a trajectory longer than any row.
+    """
+    window = [bundle for bundle in pending if bundle.lengths][:WINDOW]
+    if not window:
+        return None
+    rows = _fill_rows(window, shape)
+    step = _packed(window, rows)
+    full = step.num_tokens >= FULL_ENOUGH * shape.num_tokens
+    plenty = sum(bundle.num_tokens for bundle in window) >= IN_HAND_STEPS * shape.num_tokens
+    return step if full or plenty or closing else None
+
+
+def pack_all(bundles: Sequence[Bundle], shape: Shape) -> Iterator[PackedStep]:
+    """All micro-steps of a finished list of executions, in order."""
+    pending = list(bundles)
+    while (step := next_step(pending, shape, closing=True)) is not None:
+        yield step
+        gone = set(step.executions)
+        pending = [bundle for bundle in pending if bundle.execution not in gone]
+
+
+class _Rows:
+    """Rows being filled, best fit by free space. Mutated by `add` alone: all or nothing."""
+
+    def __init__(self, num_rows: int, row_tokens: int) -> None:
+        self.rows: list[list[Placement]] = [[] for _ in range(num_rows)]
+        # (free tokens, row), ascending: the first row that holds a length is the tightest.
+        self._free: list[tuple[int, int]] = [(row_tokens, row) for row in range(num_rows)]
+
+    def add(self, bundle: Bundle) -> bool:
+        """Places every trajectory of `bundle`, longest first, or none."""
+        free = list(self._free)
+        places: list[tuple[int, int]] = []
+        for trajectory in _longest_first(bundle.lengths):
+            length = bundle.lengths[trajectory]
+            at = bisect_left(free, (length, -1))
+            if at == len(free):
+                return False
+            room, row = free.pop(at)
+            insort(free, (room - length, row))
+            places.append((row, trajectory))
+        self._free = free
+        for row, trajectory in places:
+            placement = Placement(execution=bundle.execution, trajectory=trajectory)
+            self.rows[row].append(placement)
+        return True
+
+    @property
+    def most_free(self) -> int:
+        return self._free[-1][0]
+
+
+def _fill_rows(window: Sequence[Bundle], shape: Shape) -> list[list[Placement]]:
+    """Largest executions first; each smaller one goes where it fits tightest."""
+    by_size = sorted(window, key=lambda bundle: -bundle.num_tokens)
+    rows = _rows_for(by_size[0], shape)
+    for bundle in by_size[1:]:
+        if min(bundle.lengths) <= rows.most_free:
+            rows.add(bundle)
+    return [row for row in rows.rows if row]
+
+
+def _rows_for(largest: Bundle, shape: Shape) -> _Rows:
+    """Rows that hold at least `largest`: the shape's, or as many and as long as it needs."""
+    rows = _Rows(shape.num_rows, shape.row_tokens)
+    if rows.add(largest):
+        return rows
+    row_tokens = shape.row_tokens
+    if max(largest.lengths) > row_tokens:
+        row_tokens = shape.longest_tokens
+    for num_rows in range(shape.num_rows, len(largest.lengths) + 1):
+        rows = _Rows(num_rows, row_tokens)
+        if rows.add(largest):
+            return rows
+    raise ValueError(
+        f"execution {largest.execution} has a trajectory of {max(largest.lengths)} tokens, "
+        f"a row holds {shape.longest_tokens}"
+    )
+
+
+def _packed(window: Sequence[Bundle], rows: Sequence[Sequence[Placement]]) -> PackedStep:
+    lengths = {bundle.execution: bundle.lengths for bundle in window}
+    used = [sum(lengths[p.execution][p.trajectory] for p in row) for row in rows]
+    inside = {placement.execution for row in rows for placement in row}
+    return PackedStep(
+        executions=tuple(b.execution for b in window if b.execution in inside),
+        rows=tuple(tuple(row) for row in rows),
+        row_tokens=max(used),
+        num_tokens=sum(used),
+    )
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda place: -lengths[place])

@@ -1,0 +1,286 @@
+"""An execution's trajectory tree: its calls, joined where they share a prefix.
+
+A node is one message's token segment, or what one call sampled. The tree is a fold over
+`calls.<job>.exec.<E>`; the proxy's live tree and the trajectory service's are the same code.
+
+Invariants (properties `tito` and `targets`):
+- the tokens of `path(node)`, joined, are the exact context the node's own tokens were read or
+  sampled in, and for a sampled node the exact input that the engine had;
+- equal input segments below one parent are one node; equal outputs of two calls stay two;
+- a sampled node is a target only while it is committed and delivered, and is in the tree once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gyre.contracts.envelope import Body
+from gyre.contracts.events.calls import (
+    CallRecorded,
+    CallsSealed,
+    CallUndelivered,
+    RequestRole,
+    Segment,
+    Span,
+)
+
+CallStatus = Literal["committed", "aborted", "superseded", "failed", "undelivered"]
+
+# Role of a sampled node and of assistant text that the client injected.
+ASSISTANT = "assistant"
+# Role of the tokens that open the assistant's turn.
+GENERATION = "generation"
+
+
+class TreeError(Exception):
+    """A call that does not fit the tree built so far: its parent or node is unknown or taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What makes a node a sampled one.
+
+    logprobs: float64, one per token, natural log at `temperature`. spans: token ranges by policy
+    version and cell. order: index of the call among the execution's recorded calls, from 0.
+    """
+
+    call: str
+    attempt: int
+    request_role: RequestRole
+    logprobs: array[float]
+    spans: tuple[Span, ...]
+    temperature: float
+    status: CallStatus
+    order: int
+    fork_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """token_ids: int32, never written to. num_context_tokens: tokens of the path before this node.
+
+    role: the message's role, "generation" or "assistant". sampled is None for input nodes,
+    assistant text that the client injected among them.
+    """
+
+    id: str
+    parent: str | None
+    role: str
+    token_ids: array[int]
+    num_context_tokens: int
+    sampled: Sampled | None = None
+
+    @property
+    def num_path_tokens(self) -> int:
+        """Tokens from the root to the end of this node."""
+        return self.num_context_tokens + len(self.token_ids)
+
+    @property
+    def is_target(self) -> bool:
+        """Whether its tokens may be trained: sampled, committed, delivered and not empty."""
+        sampled = self.sampled
+        return sampled is not None and sampled.status == "committed" and len(self.token_ids) > 0
+
+
+def token_array(token_ids: Iterable[int]) -> array[int]:
+    """int32, 4 bytes a token. Raises OverflowError for an id that does not fit."""
+    return token_ids if isinstance(token_ids, array) else array("i", token_ids)
+
+
+def node_id(parent: str | None, token_ids: Iterable[int]) -> str:
+    """An input node's id, 24 hex digits: equal segments below one parent are the same node."""
+    digest = hashlib.sha256((parent or "root").encode())
+    digest.update(b"\x1finput\x1f")
+    digest.update(token_array(token_ids).tobytes())
+    return digest.hexdigest()[:24]
+
+
+def sampled_node_id(parent: str | None, call: str, token_ids: Iterable[int]) -> str:
+    """A sampled node's id, 24 hex digits: includes the call, so no two calls share one."""
+    digest = hashlib.sha256((parent or "root").encode())
+    digest.update(f"\x1f{call}\x1f".encode())
+    digest.update(token_array(token_ids).tobytes())
+    return digest.hexdigest()[:24]
+
+
+class Tree:
+    """One execution's tree. Mutated by `evolve` and `add_*` only; nodes are immutable.
+
+    `evolve` is O(the event's own tokens). Events are folded in the order of the log.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.calls: dict[str, str] = {}
+        self.sealed = False
+        self._children: dict[str | None, list[str]] = {None: []}
+
+    def evolve(self, event: Body) -> None:
+        """Folds one event of the execution's calls; the proxy's other events change nothing.
+
+        A call folded twice is the same call. Raises TreeError for one that does not fit.
+        """
+        match event:
+            case CallRecorded():
+                self._record(event)
+            case CallUndelivered():
+                self._set_status(event.call, "undelivered")
+            case CallsSealed():
+                self.sealed = True
+            case _:
+                return
+
+    def add_segment(self, segment: Segment) -> Node:
+        """Adds an input node, or returns the one that is already there.
+
+        Raises TreeError when its parent is unknown.
+        """
+        tokens = token_array(segment.token_ids)
+        return self._add_input(segment.node, segment.parent, segment.role, tokens)
+
+    def add_input(self, parent: str | None, role: str, token_ids: array[int]) -> Node:
+        """As `add_segment`, with the id that follows from parent and tokens."""
+        return self._add_input(node_id(parent, token_ids), parent, role, token_ids)
+
+    def node(self, node: str) -> Node:
+        """Raises TreeError when there is no such node."""
+        try:
+            return self.nodes[node]
+        except KeyError:
+            raise TreeError(f"node {node!r} is not in the tree") from None
+
+    def path(self, node: str | None) -> list[Node]:
+        """From a root to `node`, both included; empty for None."""
+        found = []
+        while node is not None:
+            found.append(self.node(node))
+            node = found[-1].parent
+        found.reverse()
+        return found
+
+    def path_tokens(self, node: str | None) -> array[int]:
+        """Token ids from the root to the end of `node`, int32."""
+        tokens = array("i")
+        for step in self.path(node):
+            tokens.extend(step.token_ids)
+        return tokens
+
+    def context_tokens(self, node: str) -> array[int]:
+        """Token ids before `node`: what its own tokens were conditioned on."""
+        return self.path_tokens(self.node(node).parent)
+
+    def num_path_tokens(self, node: str | None) -> int:
+        """Tokens from the root to the end of `node`; 0 for None."""
+        return 0 if node is None else self.node(node).num_path_tokens
+
+    def children(self, node: str | None) -> tuple[Node, ...]:
+        """In the order they were added; of None: the roots."""
+        return tuple(self.nodes[child] for child in self._children.get(node, ()))
+
+    def leaves(self) -> list[Node]:
+        """Nodes without children, in the order they were added."""
+        return [node for node in self.nodes.values() if not self._children.get(node.id)]
+
+    def sampled(self) -> Iterator[Node]:
+        """Sampled nodes in the order of their calls."""
+        return (self.nodes[node] for node in self.calls.values())
+
+    def targets(self, attempt: int | None = None) -> list[Node]:
+        """Nodes to train, of all attempts or of one, in the order of their calls."""
+        return [
+            node
+            for node in self.sampled()
+            if node.is_target and node.sampled and attempt in (None, node.sampled.attempt)
+        ]
+
+    def target_leaves(self, attempt: int | None = None) -> list[Node]:
+        """Targets with no target below them: the ends of the paths worth training.
+
+        What hangs below them (an aborted call, a last tool result) is read by no target.
+        """
+        targets = self.targets(attempt)
+        covered: set[str] = set()
+        for target in targets:
+            ancestor = target.parent
+            while ancestor is not None and ancestor not in covered:
+                covered.add(ancestor)
+                ancestor = self.nodes[ancestor].parent
+        return [target for target in targets if target.id not in covered]
+
+    @property
+    def num_calls(self) -> int:
+        """Recorded calls, whatever came of them."""
+        return len(self.calls)
+
+    def _add_input(self, identity: str, parent: str | None, role: str, tokens: array[int]) -> Node:
+        known = self.nodes.get(identity)
+        if known is not None:
+            return known
+        node = Node(
+            id=identity,
+            parent=parent,
+            role=role,
+            token_ids=tokens,
+            num_context_tokens=self.num_path_tokens(parent),
+        )
+        self._insert(node)
+        return node
+
+    def _record(self, call: CallRecorded) -> None:
+        if call.call in self.calls:
+            return
+        parent = call.parent
+        for segment in call.segments:
+            if segment.parent != parent:
+                raise TreeError(f"call {call.call!r}: segment {segment.node!r} is out of order")
+            parent = self.add_segment(segment).id
+        if len(call.output_logprobs) != len(call.output_ids):
+            raise TreeError(f"call {call.call!r}: one logprob per output token is needed")
+        self._insert(
+            Node(
+                id=call.node,
+                parent=parent,
+                role=ASSISTANT,
+                token_ids=token_array(call.output_ids),
+                num_context_tokens=self.num_path_tokens(parent),
+                sampled=Sampled(
+                    call=call.call,
+                    attempt=call.attempt,
+                    request_role=call.request_role,
+                    logprobs=array("d", call.output_logprobs),
+                    spans=call.spans,
+                    temperature=call.temperature,
+                    status=call.outcome,
+                    order=len(self.calls),
+                    fork_reason=call.fork_reason,
+                ),
+            )
+        )
+        self.calls[call.call] = call.node
+
+    def _set_status(self, call: str, status: CallStatus) -> None:
+        if call not in self.calls:
+            raise TreeError(f"call {call!r} is not in the tree")
+        node = self.nodes[self.calls[call]]
+        assert node.sampled is not None
+        self.nodes[node.id] = replace(node, sampled=replace(node.sampled, status=status))
+
+    def _insert(self, node: Node) -> None:
+        if node.id in self.nodes:
+            raise TreeError(f"node {node.id!r} is already in the tree")
+        if node.parent is not None and node.parent not in self.nodes:
+            raise TreeError(f"node {node.id!r} hangs below {node.parent!r}, which is unknown")
+        self.nodes[node.id] = node
+        self._children.setdefault(node.parent, []).append(node.id)
+
+
+def fold(events: Iterable[Body]) -> Tree:
+    """The tree of an execution's call events, in the order of the log."""
+    tree = Tree()
+    for event in events:
+        tree.evolve(event)
+    return tree

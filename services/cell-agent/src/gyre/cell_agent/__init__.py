@@ -1,0 +1,1 @@
+"""Engine and trainer processes of one node, role switches, weights."""

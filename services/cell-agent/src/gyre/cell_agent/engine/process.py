@@ -1,0 +1,121 @@
+"""The engine as a child process: started on a free port, watched, ended with its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gyre.cell_agent.engine.base import EngineClient
+
+START_TIMEOUT_S = 180.0
+_PR_SET_PDEATHSIG = 1
+
+
+class EngineStartError(Exception):
+    """The engine did not come up; the message ends with the last line of its log."""
+
+
+class EngineProcess:
+    """One engine process for its whole life; a new one is a new object."""
+
+    def __init__(self, *, host: str, log_path: Path, threads: int) -> None:
+        self._host = host
+        self._log_path = log_path
+        self._threads = threads
+        self._process: asyncio.subprocess.Process | None = None
+        self._client: EngineClient | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def client(self) -> EngineClient:
+        if self._client is None:
+            raise EngineStartError("the engine was not started")
+        return self._client
+
+    async def start(
+        self,
+        *,
+        model_path: str,
+        weight_version: str,
+        context_tokens: int,
+        max_running_requests: int,
+        seed: int,
+    ) -> None:
+        """Return once it is healthy. Raises EngineStartError."""
+        port = _free_port(self._host)
+        command = [
+            sys.executable,
+            *("-m", "gyre.cell_agent.engine.local", "--model-path", model_path),
+            *("--host", self._host, "--port", str(port)),
+            *("--weight-version", weight_version, "--context-length", str(context_tokens)),
+            *("--max-running-requests", str(max_running_requests)),
+            *("--random-seed", str(seed), "--threads", str(self._threads)),
+        ]
+        with self._log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                preexec_fn=_die_with_parent,
+            )
+        self._client = EngineClient(f"http://{self._host}:{port}")
+        await self._wait_healthy()
+
+    async def wait(self) -> int:
+        """Until it has ended; its exit status."""
+        return await self._running().wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, SIGKILL after 5 s. No error if it has ended."""
+        process = self._running()
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 5.0)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _wait_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not await self.client.health():
+            if self._running().returncode is not None:
+                raise EngineStartError(f"engine ended while starting: {self._last_line()}")
+            if time.monotonic() > deadline:
+                await self.stop()
+                raise EngineStartError(f"engine not healthy after {START_TIMEOUT_S:g} s")
+            await asyncio.sleep(0.1)
+
+    def _last_line(self) -> str:
+        lines = self._log_path.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise EngineStartError("the engine was not started")
+        return self._process
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """The kernel ends the engine when the agent dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

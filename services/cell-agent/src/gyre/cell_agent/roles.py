@@ -1,0 +1,75 @@
+"""The engine's side of a role change: drained, paused, given new weights, back in service.
+
+Order on the way out (law "serving never stops"): the route has moved already, so what still runs
+here is aborted with its partial output kept by the proxy; once the engine is empty it is paused, so
+that a request sent before its proxy saw the move waits in vain instead of running on a cell that
+trains; that proxy drops it when the move reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gyre.adapters.logging import get_logger
+from gyre.cell_agent.engine.base import EngineClient, EngineError, EngineRefusedError
+from gyre.cell_agent.reports import ProcessLost
+from gyre.core.cell.state import Checkpoint
+from gyre.core.routing import weight_version_name
+
+# Between two looks whether an aborted engine is empty: a decode step of a small model.
+_DRAIN_POLL_S = 0.02
+
+
+class WeightsDiffer(EngineError):
+    """The engine loaded a checkpoint and says another checksum than its manifest."""
+
+
+async def drain(engine: EngineClient, deadline_s: float) -> None:
+    """Abort until nothing runs or waits, then hold the engine. Raises EngineError."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        await engine.abort()
+        if await engine.num_requests() == 0:
+            break
+        if time.monotonic() > deadline:
+            raise EngineError(f"not drained after {deadline_s:g} s")
+        await asyncio.sleep(_DRAIN_POLL_S)
+    await engine.pause("in_place")
+    try:
+        await engine.release_memory(("kv_cache",))
+    except EngineRefusedError as error:
+        # A late request waits behind the pause; its memory is what stays, nothing else.
+        get_logger().info("memory_kept", reason=error.message)
+
+
+async def serve_again(engine: EngineClient, checkpoint: Checkpoint | None) -> None:
+    """Undo `drain`, with newer weights when given. Raises EngineError."""
+    await engine.resume_memory(("kv_cache",))
+    if checkpoint is not None:
+        await _load(engine, checkpoint)
+    await engine.resume()
+
+
+async def load_while_serving(engine: EngineClient, checkpoint: Checkpoint) -> None:
+    """Between two tokens: running requests are retracted, the cache is flushed, they go on under
+    the new weights, so that cached keys and values are always the stated version's."""
+    await engine.pause("retract")
+    await _load(engine, checkpoint)
+    await engine.resume()
+
+
+async def _load(engine: EngineClient, checkpoint: Checkpoint) -> None:
+    await engine.update_weights_from_disk(
+        checkpoint.path, weight_version=weight_version_name(*checkpoint.version)
+    )
+    found = await engine.checksum()
+    if found != checkpoint.checksum:
+        raise WeightsDiffer(
+            f"checksum {found[:12]} after loading {checkpoint.path}, "
+            f"its manifest says {checkpoint.checksum[:12]}"
+        )
+
+
+def lost_engine(error: EngineError) -> ProcessLost:
+    return ProcessLost(process="engine", error=str(error))

@@ -1,0 +1,1 @@
+"""Trees, groups, admission, packing into micro-steps."""

@@ -1,0 +1,284 @@
+"""What the trajectory service does with what it hears: fold, then pay the log what it is owed.
+
+The state moves only by folding the log. After each append the loop folds until it has met its own
+event again, so the next step is decided on what the log says, never on a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gyre.adapters.blobs import BlobStore
+from gyre.adapters.eventlog import EventLog, Stream
+from gyre.adapters.failpoints import failpoint
+from gyre.adapters.journal import Journal
+from gyre.adapters.logging import get_logger
+from gyre.adapters.microsteps import encode_microstep
+from gyre.contracts import subjects
+from gyre.contracts.envelope import Body, Envelope
+from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallUndelivered
+from gyre.contracts.events.groups import (
+    GroupClaimed,
+    GroupReady,
+    MicroStepEmitted,
+    StreamClosed,
+)
+from gyre.contracts.events.scheduling import Dispatched, JobFinished
+from gyre.core.groups import Batch, Group, JobGroups, evolve, next_draw, next_ready
+from gyre.core.microstep import MicroStep
+from gyre.trajectory.inbox import Inbox, Incoming
+from gyre.trajectory.trees import Trees
+from gyre.trajectory.workbench import Workbench
+
+# An event that we appended comes back within milliseconds; longer means that the reader is stuck,
+# and a restart folds from the start.
+OWN_EVENT_DEADLINE_S = 60.0
+# Filters of one read: enough that a restart needs few reads, few enough for the server.
+MOST_SUBJECTS = 128
+
+# Events that come by the thousand and never make a group complete or a batch go on.
+_CHANGES_NOTHING_OWED = (CallRecorded, CallRerouted, CallUndelivered)
+
+
+class OwnEventMissing(Exception):
+    """An event that this service appended did not come back from the log."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """last_event: id of the last fact folded, the cause of what is appended next."""
+
+    groups: JobGroups
+    workbench: Workbench | None = None
+    last_event: str = ""
+
+
+class Trajectories:
+    """All jobs' groups, trees and open batches.
+
+    Mutated by folding alone; `pay_one` appends. `_restless` are the jobs that may owe something.
+    """
+
+    def __init__(self, log: EventLog, journal: Journal, blobs: BlobStore) -> None:
+        self.trees = Trees(log)
+        self.jobs: dict[str, Job] = {}
+        self._journal = journal
+        self._blobs = blobs
+        self._inbox = Inbox(journal)
+        self._restless: set[str] = set()
+        self._folded = dict.fromkeys(Stream, 0)
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Folds the log, then pays what is owed and waits for news, until it is cancelled."""
+        await self.catch_up()
+        async with asyncio.TaskGroup() as tasks:
+            for stream in (Stream.FACTS, Stream.CALLS):
+                tasks.create_task(self._inbox.pump(stream, self._folded[stream]))
+            on_ready()
+            while True:
+                while (sequence := await self.pay_one()) is not None:
+                    await self._meet_own_event(sequence)
+                self.fold(await self._inbox.next())
+                while (incoming := self._inbox.here()) is not None:
+                    self.fold(incoming)
+
+    async def catch_up(self) -> None:
+        """Folds all facts, and the calls of the executions whose group is not ready.
+
+        The head of the calls is taken first: whoever called up to there was dispatched before, so
+        its group is in the facts. Calls of ready groups are read when the group is drawn.
+        """
+        calls_head = await self._journal.head(Stream.CALLS)
+        facts_head = await self._journal.head(Stream.FACTS)
+        async for fact in self._journal.read(Stream.FACTS, until=facts_head):
+            self.fold(Incoming(stream=Stream.FACTS, fact=fact))
+        for open_calls in self._open_calls():
+            async for fact in self._journal.read(Stream.CALLS, open_calls, until=calls_head):
+                self.fold(Incoming(stream=Stream.CALLS, fact=fact))
+        self._folded = {**self._folded, Stream.FACTS: facts_head, Stream.CALLS: calls_head}
+
+    def _open_calls(self) -> Iterator[list[str]]:
+        """Subjects of the calls that wait for their seal, MOST_SUBJECTS at a time."""
+        wanted = [
+            subjects.calls(name, execution)
+            for name, job in self.jobs.items()
+            for group in job.groups.groups.values()
+            if group.ready is None
+            for execution in group.executions
+        ]
+        for start in range(0, len(wanted), MOST_SUBJECTS):
+            yield wanted[start : start + MOST_SUBJECTS]
+
+    async def _meet_own_event(self, sequence: int) -> None:
+        try:
+            async with asyncio.timeout(OWN_EVENT_DEADLINE_S):
+                await self._fold_until(Stream.FACTS, sequence)
+        except TimeoutError:
+            raise OwnEventMissing(
+                f"fact {sequence} was appended and not read back in {OWN_EVENT_DEADLINE_S:g} s"
+            ) from None
+
+    async def _fold_until(self, stream: Stream, sequence: int) -> None:
+        while self._folded[stream] < sequence:
+            self.fold(await self._inbox.next())
+
+    # -- folding
+
+    def fold(self, incoming: Incoming) -> None:
+        """One event into the state; O(its own size)."""
+        self._folded[incoming.stream] = incoming.fact.sequence
+        envelope = incoming.fact.envelope
+        if envelope.job == subjects.CLUSTER:
+            return
+        job = self.jobs.setdefault(envelope.job, Job(groups=JobGroups(job=envelope.job)))
+        if job.groups.finished:
+            return
+        evolve(job.groups, incoming.fact.sequence, envelope.body)
+        if incoming.stream is Stream.CALLS:
+            self._fold_call(job, envelope)
+        self._forget(job, envelope.body)
+        job.last_event = envelope.id
+        if not isinstance(envelope.body, _CHANGES_NOTHING_OWED):
+            self._restless.add(envelope.job)
+
+    def _fold_call(self, job: Job, envelope: Envelope) -> None:
+        execution = envelope.aggregate.rpartition(".")[2]
+        if execution not in job.groups.heldout:
+            self.trees.fold(execution, envelope.body)
+
+    def _forget(self, job: Job, body: Body) -> None:
+        """Drops the trees that nothing will train any more."""
+        match body:
+            case GroupReady(outcomes=outcomes, zero_weight=zero_weight):
+                self.trees.drop(
+                    one.execution for one in outcomes if zero_weight or one.disposition != "valid"
+                )
+            case MicroStepEmitted(executions=executions):
+                self.trees.drop(executions)
+            case StreamClosed(groups=groups):
+                for group in groups:
+                    self.trees.drop(job.groups.groups[group].executions)
+            case Dispatched(kind="heldout", groups=plans):  # their calls may have come first
+                for plan in plans:
+                    self.trees.drop(plan.executions)
+            case JobFinished():
+                self.trees.drop(job.groups.group_of)
+                self.trees.drop(job.groups.heldout)
+                job.groups = JobGroups(job=job.groups.job, finished=True)
+                job.workbench = None
+
+    # -- paying
+
+    async def pay_one(self) -> int | None:
+        """Appends one event that is owed; its sequence, or None when nothing is owed."""
+        while self._restless:
+            name = min(self._restless)
+            sequence = await self._pay(self.jobs[name])
+            if sequence is not None:
+                return sequence
+            self._restless.discard(name)
+        return None
+
+    async def _pay(self, job: Job) -> int | None:
+        if job.groups.finished:
+            return None
+        ready = next_ready(job.groups)
+        if ready is not None:
+            return await self._append_ready(job, ready)
+        batch = job.groups.batch
+        if batch is None or batch.closed:
+            job.workbench = None
+            return None
+        if job.workbench is None or job.workbench.batch is not batch:
+            job.workbench = Workbench(job.groups, batch, self.trees)
+        micro_step = await job.workbench.next_micro_step()
+        if micro_step is not None:
+            return await self._append_micro_step(job, micro_step, batch)
+        if batch.all_drawn:
+            return await self._append_closed(job, batch, job.workbench)
+        group = next_draw(job.groups)
+        return None if group is None else await self._append_claim(job, group, batch)
+
+    async def _append_ready(self, job: Job, ready: GroupReady) -> int:
+        sequence = await self._append(
+            job, subjects.group(job.groups.job, ready.group), ready, (ready.group,), expected=0
+        )
+        get_logger().info(
+            "group_ready",
+            job=job.groups.job,
+            group=ready.group,
+            rewards=[one.reward for one in ready.outcomes],
+            zero_weight=ready.zero_weight,
+        )
+        return sequence
+
+    async def _append_claim(self, job: Job, group: Group, batch: Batch) -> int:
+        sequence = await self._append(
+            job,
+            subjects.group(job.groups.job, group.group),
+            GroupClaimed(group=group.group, batch=batch.batch),
+            (group.group, batch.batch),
+            expected=group.last_sequence,
+        )
+        failpoint("trajectory.after_claim")
+        return sequence
+
+    async def _append_micro_step(self, job: Job, micro_step: MicroStep, batch: Batch) -> int:
+        payload = await asyncio.to_thread(encode_microstep, micro_step)
+        digest = await asyncio.to_thread(self._blobs.put, payload)
+        body = MicroStepEmitted(
+            batch=batch.batch,
+            index=micro_step.index,
+            digest=digest,
+            executions=tuple(info.execution for info in micro_step.executions),
+            num_rows=len(micro_step.rows),
+            row_tokens=micro_step.row_tokens,
+            num_tokens=micro_step.num_tokens,
+            num_targets=micro_step.num_targets,
+        )
+        sequence = await self._append_to_stream(job, batch, body, micro_step.index)
+        get_logger().info(
+            "micro_step_emitted",
+            job=job.groups.job,
+            batch=batch.batch,
+            index=body.index,
+            num_tokens=body.num_tokens,
+            fill=round(body.num_tokens / (body.num_rows * body.row_tokens), 4),
+        )
+        return sequence
+
+    async def _append_closed(self, job: Job, batch: Batch, workbench: Workbench) -> int:
+        body = StreamClosed(
+            batch=batch.batch,
+            groups=tuple(group.group for group in batch.groups),
+            num_micro_steps=batch.num_micro_steps,
+            num_targets=batch.num_targets,
+            num_paths_too_long=await workbench.num_paths_too_long(),
+        )
+        return await self._append_to_stream(job, batch, body, batch.num_micro_steps)
+
+    async def _append_to_stream(self, job: Job, batch: Batch, body: Body, index: int) -> int:
+        return await self._append(
+            job,
+            subjects.batch_stream(job.groups.job, batch.batch),
+            body,
+            (batch.batch, index),
+            expected=batch.last_sequence,
+        )
+
+    async def _append(
+        self, job: Job, subject: str, body: Body, cause: tuple[str | int, ...], *, expected: int
+    ) -> int:
+        """Raises SequenceConflict: another writer is on our subject, and a restart folds anew."""
+        sequence = await self._journal.append(
+            subject,
+            body,
+            job=job.groups.job,
+            cause=(job.groups.job, *cause),
+            expected=expected,
+            causation=job.last_event,
+        )
+        failpoint("trajectory.after_append")
+        return sequence

@@ -1,0 +1,260 @@
+"""The trajectory process on real NATS and Postgres, killed where it hurts, and its projection."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gyre.adapters.blobs import DirectoryBlobStore, MemoryBlobStore
+from gyre.adapters.clock import SystemClock
+from gyre.adapters.eventlog import EventLog, Stream
+from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.eventlog.memory import MemoryEventLog
+from gyre.adapters.eventlog.streams import ensure_streams
+from gyre.adapters.journal import Journal
+from gyre.adapters.microsteps import decode_microstep
+from gyre.adapters.postgres import Projector, connect, migrate
+from gyre.adapters.tables import logprobs_of, tokens_of, tree_nodes
+from gyre.contracts.envelope import Body
+from gyre.contracts.events.groups import GroupClaimed, GroupReady, MicroStepEmitted, StreamClosed
+from gyre.core.tree import fold
+from gyre.embedded import postgres
+from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.trajectory_world import World, calls_of, small_spec
+from gyre.trajectory.handlers import Trajectories
+from gyre.trajectory.projections import Projection
+from gyre.trajectory.tree_rows import TreeRows
+
+JOB, BATCH, SEED = "job", "l1-s0000", 4
+DEADLINE_S = 90
+
+
+@pytest.fixture(scope="module")
+def database_url() -> Iterator[str]:
+    with postgres.running() as server:
+        migrate(server.url)
+        yield server.url
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats").start()
+    asyncio.run(ensure_streams(server.url))
+    yield server
+    server.stop()
+
+
+class Process:
+    """`python -m gyre.trajectory`, started again whenever it dies, as the supervisor does."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._env = env
+        self.deaths = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Process]:
+        keeping = asyncio.create_task(self._keep())
+        try:
+            yield self
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+
+    async def _keep(self) -> None:
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gyre.trajectory", env=self._env
+            )
+            try:
+                status = await process.wait()
+                assert status == -signal.SIGKILL, status
+                self.deaths += 1
+            except asyncio.CancelledError:
+                process.terminate()
+                await asyncio.wait_for(process.wait(), 20)
+                raise
+
+
+async def facts(journal: Journal) -> list[Body]:
+    return [fact.body async for fact in journal.read(Stream.FACTS)]
+
+
+async def play(log: EventLog) -> World:
+    world = World(Journal(log, SystemClock()), JOB, small_spec(), seed=SEED)
+    await world.submit()
+    await world.dispatch(range(3))
+    for number in range(3):
+        await world.finish_group(number, (1.0, 0.0, 0.5, None))
+    await world.open_batch(BATCH)
+    return world
+
+
+async def drain(world: World, journal: Journal) -> list[Body]:
+    """Claims micro-steps as a cell does until the stream is closed; all facts."""
+    claimed = 0
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            bodies = await facts(journal)
+            emitted = sum(isinstance(body, MicroStepEmitted) for body in bodies)
+            while claimed < emitted:
+                await world.claim(BATCH, claimed)
+                claimed += 1
+            if any(isinstance(body, StreamClosed) for body in bodies):
+                return bodies
+            await asyncio.sleep(0.05)
+
+
+def of_interest(bodies: list[Body]) -> list[Body]:
+    kinds = (GroupReady, GroupClaimed, MicroStepEmitted, StreamClosed)
+    return [body for body in bodies if isinstance(body, kinds)]
+
+
+async def undisturbed() -> list[Body]:
+    log = MemoryEventLog()
+    journal = Journal(log, SystemClock())
+    world = await play(log)
+    service = Trajectories(log, journal, MemoryBlobStore())
+    running = asyncio.create_task(service.run(lambda: None))
+    bodies = await drain(world, journal)
+    running.cancel()
+    return of_interest(bodies)
+
+
+@pytest.mark.parametrize(
+    "failpoints",
+    [
+        "trajectory.after_append:2,trajectory.after_claim:2",
+        "trajectory.after_claim,trajectory.after_append:5",
+    ],
+)
+def test_a_killed_service_goes_on_and_says_exactly_what_an_undisturbed_one_says(
+    nats: NatsServer, database_url: str, tmp_path: Path, failpoints: str
+) -> None:
+    home = tmp_path / "home"
+    env = {
+        **os.environ,
+        "GYRE_NATS_URL": nats.url,
+        "GYRE_DATABASE_URL": database_url,
+        "GYRE_HOME": str(home),
+        "GYRE_KEY_SECRET": "not-used-here",
+        "GYRE_FAILPOINT": failpoints,
+    }
+
+    async def scenario() -> None:
+        log = JetStreamEventLog(nats.url)
+        journal = Journal(log, SystemClock())
+        world = await play(log)
+        async with Process(env).running() as process:
+            bodies = of_interest(await drain(world, journal))
+        await log.close()
+        assert process.deaths == 2
+        assert bodies == await undisturbed()
+        blobs = DirectoryBlobStore(home / "blobs")
+        for body in bodies:
+            if isinstance(body, MicroStepEmitted):
+                assert decode_microstep(blobs.get(body.digest)).index == body.index
+
+    asyncio.run(scenario())
+
+
+async def wait_for_seals(engine: AsyncEngine, projector: Projector, sequence: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while await projector.checkpoint("trees") < sequence:
+            await asyncio.sleep(0.02)
+
+
+def test_rows_of_tree_nodes_are_the_tree_and_are_rebuilt_from_nothing(database_url: str) -> None:
+    async def scenario() -> None:
+        log = MemoryEventLog()
+        journal = Journal(log, SystemClock())
+        engine = connect(database_url)
+        projector = Projector(engine)
+
+        def projection() -> Projection:
+            return Projection(
+                "trees", Stream.CALLS, (), TreeRows(), journal=journal, projector=projector
+            )
+
+        async with engine.begin() as connection:
+            await connection.execute(text("TRUNCATE tree_nodes, projection_checkpoints"))
+        first = asyncio.create_task(projection().run())
+        world = World(journal, JOB, small_spec(), seed=SEED)
+        executions = [e for number in range(3) for e in world.plan(number).executions]
+        for execution in executions[:6]:
+            await world.finish(execution, 1.0)
+        half = calls_of(executions[6], SEED)
+        await world.say(f"calls.{JOB}.exec.{executions[6]}", half[0])
+        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
+        first.cancel()
+        second = asyncio.create_task(projection().run())
+        for event in half[1:]:
+            await world.say(f"calls.{JOB}.exec.{executions[6]}", event)
+        for execution in executions[7:]:
+            await world.finish(execution, 1.0)
+        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
+        second.cancel()
+        rows = await rows_of(engine)
+        for execution in executions:
+            assert_rows_are_the_tree(rows, execution)
+        async with engine.begin() as connection:
+            await connection.execute(text("TRUNCATE tree_nodes, projection_checkpoints"))
+        third = asyncio.create_task(projection().run())
+        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
+        third.cancel()
+        assert await rows_of(engine) == rows
+        await engine.dispose()
+
+    asyncio.run(scenario())
+
+
+async def rows_of(engine: AsyncEngine) -> dict[tuple[str, str], dict[str, object]]:
+    async with engine.connect() as connection:
+        found = await connection.execute(select(tree_nodes))
+        return {(row.execution, row.node_id): dict(row._mapping) for row in found}
+
+
+def assert_rows_are_the_tree(
+    rows: dict[tuple[str, str], dict[str, object]], execution: str
+) -> None:
+    tree = fold(calls_of(execution, SEED))
+    assert {node for owner, node in rows if owner == execution} == set(tree.nodes)
+    for node in tree.nodes.values():
+        row = rows[execution, node.id]
+        assert tokens_of(row["token_ids"]) == list(node.token_ids)
+        assert (row["parent"], row["role"]) == (node.parent, node.role)
+        assert row["position"] == node.num_context_tokens
+        if node.sampled is None:
+            assert (row["kind"], row["provenance"], row["logprobs"]) == ("input", "external", None)
+        else:
+            assert (row["kind"], row["provenance"]) == ("sampled", node.sampled.status)
+            assert logprobs_of(row["logprobs"]) == pytest.approx(list(node.sampled.logprobs))
+
+
+def test_groups_go_on_while_the_database_is_gone(nats: NatsServer, tmp_path: Path) -> None:
+    env = {
+        **os.environ,
+        "GYRE_NATS_URL": nats.url,
+        "GYRE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/nothing",
+        "GYRE_HOME": str(tmp_path / "home"),
+        "GYRE_KEY_SECRET": "not-used-here",
+    }
+
+    async def scenario() -> None:
+        log = JetStreamEventLog(nats.url)
+        world = await play(log)
+        async with Process(env).running() as process:
+            bodies = await drain(world, Journal(log, SystemClock()))
+        await log.close()
+        assert process.deaths == 0
+        assert any(isinstance(body, StreamClosed) for body in bodies)
+
+    asyncio.run(scenario())

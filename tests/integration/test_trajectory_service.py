@@ -1,0 +1,239 @@
+"""The trajectory service on an in-memory log: dispatch to closed stream, and every restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from gyre.adapters.blobs import MemoryBlobStore
+from gyre.adapters.clock import ManualClock
+from gyre.adapters.eventlog import Stream
+from gyre.adapters.eventlog.memory import MemoryEventLog
+from gyre.adapters.journal import Journal
+from gyre.adapters.microsteps import decode_microstep
+from gyre.contracts import subjects
+from gyre.contracts.events.groups import (
+    GroupClaimed,
+    GroupReady,
+    MicroStepEmitted,
+    StreamClosed,
+)
+from gyre.contracts.events.scheduling import JobFinished, Restored
+from gyre.core.microstep import MicroStep
+from gyre.core.tree import fold
+from gyre.testkit.trajectory_world import World, calls_of, small_spec
+from gyre.trajectory.handlers import Trajectories
+
+JOB = "job"
+
+
+class Bed:
+    """A log, a blob store, the other services, and one life of the trajectory service at a time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.log = MemoryEventLog()
+        self.journal = Journal(self.log, ManualClock())
+        self.blobs = MemoryBlobStore()
+        self.world = World(self.journal, JOB, small_spec(), seed=seed)
+
+    def life(self) -> Trajectories:
+        return Trajectories(self.log, self.journal, self.blobs)
+
+    async def settle(self) -> Trajectories:
+        """A new life that pays everything; claims each micro-step as it comes, as a cell does."""
+        while True:
+            service = self.life()
+            await service.catch_up()
+            if await service.pay_one() is not None:
+                continue
+            if not await self.claim_all():
+                return service
+
+    async def claim_all(self) -> int:
+        """Claims what is emitted and unclaimed; how many."""
+        bodies = [fact.body async for fact in self.journal.read(Stream.FACTS)]
+        claimed = {(b.batch, b.index) for b in bodies if b.TYPE == "micro_step_claimed"}
+        emitted = [b for b in bodies if isinstance(b, MicroStepEmitted)]
+        queue = [b for b in emitted if (b.batch, b.index) not in claimed]
+        for body in queue:
+            await self.world.claim(body.batch, body.index)
+        return len(queue)
+
+    async def facts(self, kind: type) -> list:
+        return [
+            fact.body
+            async for fact in self.journal.read(Stream.FACTS)
+            if isinstance(fact.body, kind)
+        ]
+
+    async def micro_steps(self) -> list[MicroStep]:
+        emitted = await self.facts(MicroStepEmitted)
+        return [decode_microstep(self.blobs.get(body.digest)) for body in emitted]
+
+
+async def a_batch_is_ready(bed: Bed) -> None:
+    await bed.world.submit()
+    await bed.world.dispatch(range(4))
+    await bed.world.finish_group(2, (0.0, 1.0, 0.5, 1.0))
+    await bed.world.finish_group(0, (1.0, None, 0.0, 0.0))
+    await bed.world.finish_group(1, (1.0, 1.0, 1.0, 1.0))
+    await bed.world.finish_group(3, (0.0, 1.0, 1.0, 1.0))
+    await bed.world.open_batch("l1-s0000")
+    await bed.world.join("l1-s0000", 0)
+
+
+def trained(steps: Sequence[MicroStep]) -> Counter[str]:
+    """Targets by execution."""
+    found: Counter[str] = Counter()
+    for step in steps:
+        for segment in step.segments:
+            execution = step.executions[segment.execution].execution
+            found[execution] += len(segment.target_positions)
+    return found
+
+
+async def test_a_batch_from_dispatch_to_the_closed_stream() -> None:
+    bed = Bed()
+    await a_batch_is_ready(bed)
+    await bed.settle()
+    ready = {body.group: body for body in await bed.facts(GroupReady)}
+    assert sorted(ready) == [f"job-g{number:04}" for number in range(4)]
+    assert [body.zero_weight for _, body in sorted(ready.items())] == [False, True, False, False]
+    assert [one.disposition for one in ready["job-g0000"].outcomes] == [
+        "valid",
+        "excluded",
+        "valid",
+        "valid",
+    ]
+    claimed = [body.group for body in await bed.facts(GroupClaimed)]
+    assert claimed == ["job-g0000", "job-g0001", "job-g0002"]
+    (closed,) = await bed.facts(StreamClosed)
+    steps = await bed.micro_steps()
+    assert closed.groups == tuple(claimed)
+    assert closed.num_micro_steps == len(steps) > 0
+    assert closed.num_targets == sum(step.num_targets for step in steps)
+    assert {step.normalizer for step in steps} == {3 * 4}
+    assert [step.index for step in steps] == list(range(len(steps)))
+
+
+async def test_each_target_is_trained_once_with_its_own_logprob() -> None:
+    bed = Bed(seed=5)
+    await a_batch_is_ready(bed)
+    await bed.settle()
+    logprobs: dict[str, list[float]] = {}
+    homes: Counter[str] = Counter()
+    for step in await bed.micro_steps():
+        homes.update(info.execution for info in step.executions)
+        for segment in step.segments:
+            execution = step.executions[segment.execution].execution
+            logprobs.setdefault(execution, []).extend(segment.behaviour_logprobs)
+    valid = [f"job-g0000-e{n}" for n in (0, 2, 3)] + [f"job-g0002-e{n}" for n in range(4)]
+    assert sorted(homes) == valid
+    assert set(homes.values()) == {1}
+    for execution in valid:
+        tree = fold(calls_of(execution, 5))
+        sampled = [
+            value
+            for node in tree.targets(1)
+            if node.sampled and node.sampled.request_role != "other"
+            for value in node.sampled.logprobs
+        ]
+        assert sorted(logprobs[execution]) == sorted(sampled)
+
+
+async def test_a_restart_after_every_append_changes_nothing() -> None:
+    restarted, steady = Bed(seed=3), Bed(seed=3)
+    for bed in (restarted, steady):
+        await a_batch_is_ready(bed)
+    await restarted.settle()  # a new life for each event
+    service = steady.life()
+    running = asyncio.create_task(service.run(lambda: None))
+    async with asyncio.timeout(30):
+        while not await steady.facts(StreamClosed):
+            await steady.claim_all()
+            await asyncio.sleep(0)
+    running.cancel()
+    assert await restarted.micro_steps() == await steady.micro_steps()
+    assert await restarted.facts(StreamClosed) == await steady.facts(StreamClosed)
+    assert len(service.trees) == 4  # the fourth group waits for its batch
+
+
+async def test_a_batch_without_any_target_closes_with_no_micro_step() -> None:
+    bed = Bed()
+    await bed.world.submit()
+    await bed.world.dispatch(range(3))
+    for number in range(2):
+        await bed.world.finish_group(number, (0.0, 0.0, 0.0, 0.0))
+    for execution in bed.world.plan(2).executions:
+        await bed.world.placeholder(execution)
+    await bed.world.open_batch("l1-s0000")
+    await bed.settle()
+    (closed,) = await bed.facts(StreamClosed)
+    assert (closed.num_micro_steps, closed.num_targets, len(closed.groups)) == (0, 0, 3)
+
+
+async def test_groups_come_back_after_a_restore_and_are_trained_again() -> None:
+    bed = Bed(seed=2)
+    await a_batch_is_ready(bed)
+    await bed.settle()
+    before = await bed.micro_steps()
+    claimed = tuple(body.group for body in await bed.facts(GroupClaimed))
+    restored = Restored(
+        based_on=0, now=0.0, lineage=2, version=0, checkpoint="c", returned_groups=claimed
+    )
+    await bed.world.say(subjects.sched(JOB), restored)
+    await bed.world.open_batch("l2-s0000", lineage=2)
+    await bed.settle()
+    again = (await bed.micro_steps())[len(before) :]
+    assert trained(again) == trained(before)
+    assert {step.batch for step in again} == {"l2-s0000"}
+    assert len(await bed.facts(StreamClosed)) == 2
+
+
+async def test_damaged_records_quarantine_their_execution_alone() -> None:
+    bed = Bed()
+    await bed.world.submit()
+    await bed.world.dispatch(range(3))
+    victim = bed.world.plan(0).executions[0]
+    orphan = calls_of("stranger", 0)[0].model_copy(
+        update={"execution": victim, "parent": "unknown", "call": "orphan"}
+    )
+    await bed.world.say(subjects.calls(JOB, victim), orphan)
+    for number in range(3):
+        await bed.world.finish_group(number, (1.0, 0.0, 1.0, 0.0))
+    await bed.world.open_batch("l1-s0000")
+    await bed.settle()
+    trained_executions = {
+        info.execution for step in await bed.micro_steps() for info in step.executions
+    }
+    everybody = {e for number in range(3) for e in bed.world.plan(number).executions}
+    assert trained_executions == everybody - {victim}
+    assert len(await bed.facts(StreamClosed)) == 1
+
+
+async def test_held_out_executions_get_no_group_and_leave_no_tree() -> None:
+    bed = Bed()
+    await bed.world.submit()
+    await bed.world.dispatch(range(2), kind="heldout")
+    service = bed.life()
+    running = asyncio.create_task(service.run(lambda: None))
+    for number in range(2):
+        await bed.world.finish_group(number, (1.0, 0.0, 1.0, 0.0))
+    await asyncio.sleep(0.05)
+    running.cancel()
+    assert await bed.facts(GroupReady) == []
+    assert len(service.trees) == 0
+
+
+async def test_a_finished_job_is_forgotten() -> None:
+    bed = Bed()
+    await bed.world.submit()
+    await bed.world.dispatch(range(3))
+    await bed.world.finish_group(0, (1.0, 0.0, 1.0, 0.0))
+    finished = JobFinished(based_on=0, now=0.0, status="cancelled", reason="test")
+    await bed.world.say(subjects.sched(JOB), finished)
+    await bed.world.open_batch("l1-s0000")
+    service = await bed.settle()
+    assert await bed.facts(GroupReady) == []
+    assert len(service.trees) == 0
