@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -32,15 +33,14 @@ class Decision(Body):
     now: float
 
 
-class Envelope(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
     """One event as it lies in the log.
 
     id: 32 hex digits, derived from the cause (`event_id`), so that a retry is the same event.
     job: the job it belongs to, or "cluster". aggregate: the subject it was appended to.
     time: unix seconds on the writer's clock. causation: id of the event or command behind it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     type: str

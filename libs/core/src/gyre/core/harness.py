@@ -29,6 +29,19 @@ class LlmSettings(BaseModel):
     chain_limit: Annotated[int, Field(gt=0)] = 8
 
 
+class CommandSettings(BaseModel):
+    """`harness.settings` of the `command` profile: any program.
+
+    argv: the program and its arguments. env: variables beside HOME, TMPDIR, PATH and LANG. In both
+    {prompt}, {base_url}, {api_key}, {model} and {workspace} are replaced.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessProfile:
     """name: as the job file says it. settings: the model that `harness.settings` must fit."""
@@ -46,7 +59,13 @@ class HarnessProfile:
             raise ValueError(f"{field}: {fault['msg']} (harness {self.name})") from error
 
 
-_PROFILES = {profile.name: profile for profile in (HarnessProfile(name="llm", settings=LlmSettings),)}
+_PROFILES = {
+    profile.name: profile
+    for profile in (
+        HarnessProfile(name="llm", settings=LlmSettings),
+        HarnessProfile(name="command", settings=CommandSettings),
+    )
+}
 
 
 def harness_profile(name: str) -> HarnessProfile:

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from gyre.adapters.eventlog.base import SequenceConflict, Stream
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
+from gyre.contracts.codec import encode
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import JobList, JobView
 from gyre.scheduler.loop import SchedulerLoop
@@ -123,11 +124,9 @@ async def _folded(loop: SchedulerLoop, sequence: int) -> None:
 async def _server_sent(journal: Journal, job: str, after: int) -> AsyncIterator[str]:
     """Every fact of the job as `id: <sequence>`, `event: <type>`, `data: <JSON>`; ends with it."""
     async for fact in journal.follow(Stream.FACTS, (subjects.all_facts(job),), after):
-        envelope = fact.envelope
-        data = envelope.model_dump_json(exclude={"body"})[:-1]
-        body = envelope.body.model_dump_json()
-        yield f'id: {fact.sequence}\nevent: {envelope.type}\ndata: {data},"body":{body}}}\n\n'
-        if isinstance(envelope.body, sched.JobFinished):
+        data = encode(fact.envelope).decode()
+        yield f"id: {fact.sequence}\nevent: {fact.envelope.type}\ndata: {data}\n\n"
+        if isinstance(fact.body, sched.JobFinished):
             return
 
 

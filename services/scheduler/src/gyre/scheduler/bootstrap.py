@@ -16,7 +16,7 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime
-from gyre.adapters.workqueue import JetStreamWorkQueue
+from gyre.adapters.workqueue.jetstream import JetStreamWorkQueue
 from gyre.scheduler.api import create_app
 from gyre.scheduler.loop import SchedulerLoop
 from gyre.scheduler.settings import SchedulerSettings
@@ -25,8 +25,8 @@ from gyre.scheduler.settings import SchedulerSettings
 async def main(settings: SchedulerSettings, runtime: Runtime) -> None:
     """Serve until cancelled."""
     clock = SystemClock()
-    log = await JetStreamEventLog.connect(settings.nats_url)
-    queue = await JetStreamWorkQueue.connect(settings.nats_url)
+    log = JetStreamEventLog(settings.nats_url, name="scheduler")
+    queue = JetStreamWorkQueue(settings.nats_url)
     journal = Journal(log, clock)
     loop = SchedulerLoop(journal, queue, clock)
     caught_up = asyncio.Event()

@@ -41,7 +41,7 @@ SWEEP_S = 1.0
 class WorkQueue(Protocol):
     """What the loop needs of a work queue."""
 
-    async def put(self, subject: str, data: bytes, msg_id: str) -> None: ...
+    async def put(self, subject: str, data: bytes, msg_id: str) -> int: ...
 
 
 class SchedulerLoop:
