@@ -52,7 +52,9 @@ executions = st.lists(
 )
 
 
-def tensors(batch: list[ExecutionTargets], normalizer: int, seed: int) -> tuple[torch.Tensor, Targets, list[tuple[int, int]]]:
+def tensors(
+    batch: list[ExecutionTargets], normalizer: int, seed: int
+) -> tuple[torch.Tensor, Targets, list[tuple[int, int]]]:
     """The batch's targets in a random order; the order as (execution, target)."""
     order = [(e, t) for e, x in enumerate(batch) for t in range(len(x.logprobs))]
     random.Random(seed).shuffle(order)
@@ -104,7 +106,9 @@ def test_micro_steps_of_whole_executions_add_up_to_the_batch(
     chosen, cut = bounds(), random.Random(seed).randrange(len(batch) + 1)
     whole = objective_loss(*tensors(batch, 7, seed)[:2], chosen).loss.item()
     parts = [batch[:cut], batch[cut:]]
-    split = [objective_loss(*tensors(part, 7, seed)[:2], chosen).loss.item() for part in parts if part]
+    split = [
+        objective_loss(*tensors(part, 7, seed)[:2], chosen).loss.item() for part in parts if part
+    ]
     assert sum(split) == pytest.approx(whole, rel=1e-12, abs=1e-14)
 
 

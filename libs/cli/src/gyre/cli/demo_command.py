@@ -56,7 +56,7 @@ def demo(
 
 def prepare(example: Path, seed: int) -> Path:
     """Tasks and the warm-started model, made once for each seed; returns their directory."""
-    assets = Path(".gyre-quickstart") / f"seed-{seed}"
+    assets = Path("out") / "quickstart" / f"seed-{seed}"
     for script, target in (("tasks.py", assets / "tasks"), ("warmstart.py", assets / "model")):
         path = example / script
         if not path.is_file():

@@ -287,9 +287,9 @@ class Matcher:
         siblings = self.tree.children(walk.cursor)
         if not siblings:
             return None
-        if walk.cursor is None:
-            if walk.attempt > self._attempt:
-                return "new_attempt"
+        if walk.attempt > self._attempt:
+            return "new_attempt"
+        if walk.cursor is None or self._is_head(walk.cursor):
             changed = bool(self._tools) and walk.tools not in self._tools
             return "tools_changed" if changed else "new_root"
         if role != ASSISTANT and any(node.role == GENERATION for node in siblings):
@@ -297,3 +297,8 @@ class Matcher:
         if self.tree.node(walk.cursor).sampled is not None:
             return "branch"
         return "edited_history"
+
+    def _is_head(self, node: str) -> bool:
+        """Whether the path to `node` is only what opens a conversation."""
+        head = self.tree.node(node)
+        return head.parent is None and head.role == "system"

@@ -3,7 +3,8 @@
 Invariants:
 - one duty at a time, chosen by `next_duty` from the log and from what the processes hold;
 - what an agent says is folded before the next duty is chosen, so nothing is done twice;
-- a dead engine or trainer is said first, then started again; a dead agent's successor says it.
+- a dead engine or trainer is said first, then started again; a dead agent's successor says it;
+- a world that failed is said when the peer's death is known, or when nobody has explained it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.core.cell import CellState, evolve_cell, next_duty
+from gyre.core.cell.duties import ReportBroken
 
 # An own event comes back within milliseconds; a log that takes this long is not there.
 FOLD_DEADLINE_S = 60.0
+# How long a dead peer's agent has to say so before we ask for a new world: were we faster, that
+# world would count on the dead. A death is noticed and appended within milliseconds.
+EXPLANATION_S = 5.0
 
 
 class CellAgent:
@@ -38,6 +43,7 @@ class CellAgent:
         self._last_on: dict[str, int] = {}
         self._folded = 0
         self._num_said = 0
+        self._noticed: tuple[int, float] = (0, 0.0)
         self.state = CellState(cell=cell)
 
     async def run(self, online: cell_events.AgentOnline, ready: asyncio.Event) -> None:
@@ -62,7 +68,10 @@ class CellAgent:
             return
         duty = next_duty(self.state, self._performer.held)
         if duty is None:
-            await self._wait()
+            await self._wait(None)
+            return
+        if isinstance(duty, ReportBroken) and (patience := self._patience(duty)) > 0:
+            await self._wait(patience)
             return
         get_logger().debug("duty", duty=type(duty).__name__)
         try:
@@ -73,12 +82,21 @@ class CellAgent:
         for report in reports:
             await self._say(report)
 
-    async def _wait(self) -> None:
-        """Until a fact comes or a process ends."""
+    def _patience(self, duty: ReportBroken) -> float:
+        """Seconds left for an explanation, counted from when this broken world was noticed."""
+        now = asyncio.get_running_loop().time()
+        if self._noticed[0] != duty.epoch:
+            self._noticed = (duty.epoch, now)
+        return 0.0 if duty.explained else self._noticed[1] + EXPLANATION_S - now
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Until a fact comes, a process ends, or the time is over."""
         arrival = asyncio.create_task(self._fold_next())
         death = asyncio.create_task(self._performer.processes.something_lost.wait())
         try:
-            await asyncio.wait({arrival, death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {arrival, death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             for task in (arrival, death):
                 task.cancel()

@@ -17,6 +17,7 @@ from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime
 from gyre.cell_agent.agent import CellAgent
 from gyre.cell_agent.performer import Performer
+from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.contracts.events.cells import AgentOnline
 
@@ -24,7 +25,7 @@ from gyre.contracts.events.cells import AgentOnline
 async def main(settings: CellAgentSettings, runtime: Runtime) -> None:
     """Serve the cell until cancelled; its processes are stopped on the way out."""
     log = JetStreamEventLog(settings.nats_url, name=f"cell-agent-{settings.cell}")
-    performer = Performer(settings)
+    performer = Performer(settings, CellProcesses(settings))
     incarnation = uuid.uuid4().hex
     agent = CellAgent(
         cell=settings.cell,

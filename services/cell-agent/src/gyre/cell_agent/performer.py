@@ -24,8 +24,8 @@ from gyre.core.cell.state import Version
 class Performer:
     """Drives the two processes. `held` is what they hold; only the performer changes it."""
 
-    def __init__(self, settings: CellAgentSettings) -> None:
-        self.processes = CellProcesses(settings)
+    def __init__(self, settings: CellAgentSettings, processes: CellProcesses) -> None:
+        self.processes = processes
         self.held = Holdings()
         self._stepping = Stepping(settings, self.processes, self.held)
 
@@ -43,6 +43,7 @@ class Performer:
         await self.processes.forget(lost.process)
         if lost.process == "engine":
             self.held.engine_version = None
+            self.held.engine_paused = False
             return
         self.held.trainer_version = None
         self.held.world_epoch = 0
@@ -77,6 +78,10 @@ class Performer:
                 return await self._stepping.start_trainer(duty, state)
             case duties.RestoreCore():
                 return await self._stepping.restore_core(duty, state)
+            case duties.AwaitWorld():
+                return [Report(body=cell_events.WorldReady(cell=state.cell, epoch=duty.epoch))]
+            case duties.ReportBroken():
+                return [self._world_broken(duty, state)]
             case duties.FormWorld():
                 return await self._stepping.form_world(duty, state)
             case duties.ExposeWeights():
@@ -127,6 +132,14 @@ class Performer:
         self.held.engine_paused = False
         self.held.engine_version = duty.version
         return [self._role(state, "rollout", duty.version, time.monotonic() - started)]
+
+    def _world_broken(self, duty: duties.ReportBroken, state: CellState) -> Report:
+        why = "a peer died" if duty.explained else "no peer is known to have died"
+        return Report(
+            body=cell_events.WorldBroken(
+                cell=state.cell, epoch=duty.epoch, error=f"collective failed: {why}"
+            )
+        )
 
     def _publish(self, duty: duties.Publish) -> list[Report]:
         lineage, version = duty.checkpoint.version

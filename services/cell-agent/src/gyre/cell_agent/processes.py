@@ -47,11 +47,7 @@ class CellProcesses:
     async def start_engine(self, spec: JobSpec, path: str | None, version: tuple[int, int]) -> None:
         """Raises EngineStartError."""
         self.logs_dir.mkdir(parents=True, exist_ok=True)
-        engine = EngineProcess(
-            host=self._settings.cell_host,
-            log_path=self.logs_dir / f"engine-{self._settings.cell}.log",
-            threads=self._settings.engine_threads,
-        )
+        engine = self._new_engine()
         self.engine = engine
         await engine.start(
             model_path=path or spec.model.path,
@@ -65,15 +61,25 @@ class CellProcesses:
     async def start_trainer(self, spec: JobSpec) -> None:
         """Raises TrainerCallError."""
         self.logs_dir.mkdir(parents=True, exist_ok=True)
-        trainer = TrainerProcess(
+        trainer = self._new_trainer(spec)
+        self.trainer = trainer
+        await trainer.start()
+        self._watches["trainer"] = asyncio.create_task(self._watch_trainer(trainer))
+
+    def _new_engine(self) -> EngineProcess:
+        return EngineProcess(
+            host=self._settings.cell_host,
+            log_path=self.logs_dir / f"engine-{self._settings.cell}.log",
+            threads=self._settings.engine_threads,
+        )
+
+    def _new_trainer(self, spec: JobSpec) -> TrainerProcess:
+        return TrainerProcess(
             cell=self._settings.cell,
             model_path=Path(spec.model.path),
             log_path=self.logs_dir / f"trainer-{self._settings.cell}.log",
             threads=self._settings.trainer_threads,
         )
-        self.trainer = trainer
-        await trainer.start()
-        self._watches["trainer"] = asyncio.create_task(self._watch_trainer(trainer))
 
     async def forget(self, which: Which) -> None:
         """End the process if it still lives and expect nothing more of it."""

@@ -18,10 +18,11 @@ from gyre.core.cell.state import Version
 
 # A command that only moves memory or reads a local file.
 SHORT_S = 60.0
-# A micro-step or a reduction: bounded by the slowest member's last micro-step.
-LONG_S = 600.0
-# Members come to a world within the time of their current micro-step.
-WORLD_S = 120.0
+# One micro-step, or writing a checkpoint.
+LONG_S = 240.0
+# Members come to a world, and to a reduction, within the time of their current micro-step; a peer
+# is taken for lost only after longer than that.
+WORLD_S = 300.0
 
 
 class Stepping:
@@ -65,7 +66,7 @@ class Stepping:
                 lineage=lineage,
             )
         else:
-            await trainer.call("load_checkpoint", SHORT_S, dir=path, lineage=lineage)
+            await trainer.call("load_checkpoint", SHORT_S, directory=path, lineage=lineage)
 
     async def restore_core(self, duty: duties.RestoreCore, state: CellState) -> list[Report]:
         await self._processes.live_trainer.call("drop_accumulation", SHORT_S)
@@ -77,6 +78,7 @@ class Stepping:
     async def form_world(self, duty: duties.FormWorld, state: CellState) -> list[Report]:
         """Leaving the old world drops the accumulation with it; owned micro-steps are done again."""
         self._drop_accumulation()
+        self._held.world_epoch = 0
         try:
             await self._processes.live_trainer.call(
                 "form_world",
@@ -130,6 +132,9 @@ class Stepping:
             except TrainerRefused as refused:
                 if refused.kind != "weights_unavailable":
                     raise
+                if state.cell in duty.batch.joined:
+                    # The others count on us: better a dead trainer, which the log tells them of.
+                    raise
                 # The step closed without us, or the core is gone: the log will say which.
                 self._held.missed = duty.batch.batch
                 return []
@@ -163,22 +168,29 @@ class Stepping:
         ranks = [state.world.index(member) for member in duty.members]
         try:
             answer = await self._processes.live_trainer.call(
-                "finish_batch", LONG_S, members=ranks, epoch=batch.member_epoch, final=batch.final
+                "finish_batch",
+                WORLD_S + LONG_S,
+                members=ranks,
+                epoch=batch.member_epoch,
+                final=batch.final,
             )
         except TrainerRefused as refused:
             if refused.kind != "peer_lost":
                 raise
-            self._drop_accumulation()
-            self._held.broken_epoch = batch.member_epoch
+            self._leave_world(batch.member_epoch)
+            if not state.is_core and not batch.final:
+                # The broadcast may have come half way: these weights have no name any more.
+                self._held.trainer_version = (0, 0)
             return []
         self._drop_accumulation()
+        self._held.finished = (batch.batch, batch.member_epoch)
         lineage, version = batch.version
         held = answer["weights_version"]
         self._held.trainer_version = (lineage, held) if held is not None else (0, 0)
         if not state.is_core:
             return []
         if answer["broadcast_lost"]:
-            self._held.broken_epoch = batch.member_epoch
+            self._leave_world(batch.member_epoch)
         return [self._step_completed(duty, state, answer)]
 
     def _step_completed(
@@ -213,7 +225,7 @@ class Stepping:
         lineage, version = duty.version
         directory = self._checkpoints(state) / f"l{lineage}-v{version:05d}"
         directory.parent.mkdir(parents=True, exist_ok=True)
-        answer = await self._processes.live_trainer.call("save_checkpoint", LONG_S, dir=directory)
+        answer = await self._processes.live_trainer.call("save_checkpoint", LONG_S, directory=directory)
         body = cell_events.CheckpointSaved(
             version=version, lineage=lineage, path=answer["path"], checksum=answer["sha256"]
         )
@@ -230,6 +242,11 @@ class Stepping:
 
     async def restore_buffers(self) -> None:
         await self._processes.live_trainer.call("restore", SHORT_S)
+
+    def _leave_world(self, epoch: int) -> None:
+        self._drop_accumulation()
+        self._held.world_epoch = 0
+        self._held.broken_epoch = epoch
 
     def _drop_accumulation(self) -> None:
         self._held.accumulating = None

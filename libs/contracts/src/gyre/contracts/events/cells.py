@@ -72,10 +72,33 @@ class TrainerLost(Body):
 
 
 @event
+class WorldReady(Body):
+    """The cell waits for the others of this world. They connect when all have said so: connecting
+    blocks, and nobody shall block for one that died before it came."""
+
+    TYPE: ClassVar[str] = "world_ready"
+    cell: int
+    epoch: int
+
+
+@event
 class WorldJoined(Body):
+    """The trainer is connected to all others of this world."""
+
     TYPE: ClassVar[str] = "world_joined"
     cell: int
     epoch: int
+
+
+@event
+class WorldBroken(Body):
+    """A collective of this epoch failed here though our trainer lives: a peer died in it or did not
+    come in time. We left that world, and what we had accumulated in it is dropped."""
+
+    TYPE: ClassVar[str] = "world_broken"
+    cell: int
+    epoch: int
+    error: str
 
 
 @event

@@ -52,10 +52,28 @@ class ReportRollout(Duty):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitWorld(Duty):
+    """Say that this cell is ready to connect."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FormWorld(Duty):
+    """Connect to the others, who are all ready."""
+
     epoch: int
     rank: int
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportBroken(Duty):
+    """Say that the world of `epoch` failed under us. explained: a peer's death is known, so that the
+    next world will do without it; if not, it is better to wait a little for the explanation."""
+
+    epoch: int
+    explained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +152,7 @@ class FinishBatch(Duty):
 
 def next_duty(state: CellState, held: Holdings) -> Duty | None:
     """What to do now; None when the cell must wait for a fact."""
-    if state.job is None:
+    if state.job is None or (state.finished and state.role == "offline"):
         return None
     for rule in _RULES:
         duty = rule(state, held)
@@ -169,13 +187,23 @@ def _report_rollout(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _restore(state: CellState, held: Holdings) -> Duty | None:
-    if state.restored_from is None or not state.is_core or held.trainer_version == state.version:
+    if not state.is_core or state.restored != state.version:
         return None
-    return RestoreCore(path=state.restored_from or None, version=state.version)
+    if held.trainer_version == state.version:
+        return None
+    path, version = _latest(state)
+    return RestoreCore(path=path, version=version)
 
 
 def _form_world(state: CellState, held: Holdings) -> Duty | None:
-    if state.epoch in (held.world_epoch, held.broken_epoch) or state.cell not in state.world:
+    """Never a world that an earlier trainer of this cell was in: its peers do not wait for us."""
+    if state.epoch in (held.world_epoch, held.broken_epoch, state.left_epoch):
+        return None
+    if state.cell not in state.world:
+        return None
+    if state.cell not in state.ready:
+        return AwaitWorld(epoch=state.epoch)
+    if not state.ready.issuperset(state.world):
         return None
     return FormWorld(
         epoch=state.epoch, rank=state.world.index(state.cell), size=len(state.world)
@@ -195,14 +223,15 @@ def _leave_training(state: CellState, held: Holdings) -> Duty | None:
     if not state.leaving:
         return None
     path, version = _latest(state)
-    if version != state.version or (state.is_core and state.published != state.version):
+    if version < state.leave_version or (state.is_core and state.published < state.leave_version):
         return None
     current = held.engine_version == version
     return ReturnToRollout(checkpoint=None if current else state.checkpoint, version=version)
 
 
 def _load_weights(state: CellState, held: Holdings) -> Duty | None:
-    if state.role != "rollout" or state.transition or state.checkpoint is None:
+    """While it serves, and before it says that it does: nobody enters rollout with old weights."""
+    if state.role == "training" or state.transition or state.leaving or state.checkpoint is None:
         return None
     if held.engine_version is None or held.engine_version >= state.checkpoint.version:
         return None
@@ -240,15 +269,25 @@ def _join_batch(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.accumulating == batch.batch and state.cell in batch.joined:
         return None
-    if batch.members is not None or state.cell in batch.dismissed or held.missed == batch.batch:
+    if batch.members is not None:
+        # A member of a new world begins anew; one that has been through the reduction does not.
+        if state.cell not in batch.members or held.finished == (batch.batch, batch.member_epoch):
+            return None
+    if state.cell in batch.dismissed or held.missed == batch.batch:
         return None
-    if held.world_epoch != state.epoch or state.cell not in state.world:
+    if held.world_epoch != state.epoch or not _all_before_joined(state, batch):
         return None
     if held.trainer_version == batch.version:
         return JoinBatch(batch=batch, pull=None)
     if state.is_core or state.exposure is None or state.exposure.version != batch.version:
         return None
     return JoinBatch(batch=batch, pull=state.exposure)
+
+
+def _all_before_joined(state: CellState, batch: OpenBatch) -> bool:
+    """Cells join in the world's order, so that those who have joined are always a prefix."""
+    before = state.world[: state.world.index(state.cell)] if state.cell in state.world else None
+    return before is not None and batch.joined.issuperset(before)
 
 
 def _train(state: CellState, held: Holdings) -> Duty | None:
@@ -275,9 +314,15 @@ def _finish(state: CellState, held: Holdings) -> Duty | None:
     batch = _my_batch(state, held)
     if batch is None or batch.members is None or state.cell not in batch.members:
         return None
-    if held.world_epoch != batch.member_epoch or held.broken_epoch == batch.member_epoch:
+    if batch.member_epoch != state.epoch:
         return None
     return FinishBatch(batch=batch, members=batch.members)
+
+
+def _report_broken(state: CellState, held: Holdings) -> Duty | None:
+    if held.broken_epoch != state.epoch or state.left_epoch == state.epoch:
+        return None
+    return ReportBroken(epoch=state.epoch, explained=state.peer_died)
 
 
 def _my_batch(state: CellState, held: Holdings) -> OpenBatch | None:
@@ -285,31 +330,33 @@ def _my_batch(state: CellState, held: Holdings) -> OpenBatch | None:
     batch = state.batch
     if batch is None or held.accumulating != batch.batch or state.cell not in batch.joined:
         return None
-    return batch
+    # In a newer world it is dropped: nothing is added to it any more.
+    return batch if held.world_epoch == state.epoch else None
 
 
 def _latest(state: CellState) -> tuple[str | None, Version]:
     """Newest durable weights: the last checkpoint, else the job's own model as version 0."""
     if state.checkpoint is not None:
         return state.checkpoint.path, state.checkpoint.version
-    return None, (1, 0)
+    return None, state.initial
 
 
 _RULES: tuple[Callable[[CellState, Holdings], Duty | None], ...] = (
     _stop,
     _start_engine,
     _start_trainer,
+    _load_weights,
     _report_rollout,
     _restore,
     _form_world,
     _save_checkpoint,
     _publish,
     _leave_training,
-    _load_weights,
     _enter_training,
     _expose,
     _join_batch,
     _train,
     _claim,
     _finish,
+    _report_broken,
 )

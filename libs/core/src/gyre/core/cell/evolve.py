@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gyre.contracts.envelope import Body
@@ -23,6 +24,7 @@ def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: B
             job=job,
             spec=state.specs[job],
             order=body.cells,
+            initial=(body.lineage, 0),
             version=(body.lineage, 0),
             published=(body.lineage, 0),
         )
@@ -42,6 +44,13 @@ def _job_finished(state: CellState, body: sched.JobFinished) -> None:
 
 def _world_formed(state: CellState, body: sched.WorldFormed) -> None:
     state.epoch, state.world = body.epoch, body.cells
+    state.ready = set()
+    state.peer_died = False
+
+
+def _world_ready(state: CellState, body: cell_events.WorldReady) -> None:
+    if body.epoch == state.epoch:
+        state.ready.add(body.cell)
 
 
 def _transition_started(state: CellState, body: sched.TransitionStarted) -> None:
@@ -67,15 +76,18 @@ def _micro_step_claimed(state: CellState, body: cell_events.MicroStepClaimed) ->
 
 
 def _batch_joined(state: CellState, body: cell_events.BatchJoined) -> None:
-    if state.batch is not None and state.batch.batch == body.batch:
-        state.batch.joined.add(body.cell)
+    batch = state.batch
+    if batch is not None and batch.batch == body.batch and body.cell not in batch.dismissed:
+        batch.joined.add(body.cell)
 
 
 def _window_closed(state: CellState, body: sched.JoinWindowClosed) -> None:
-    if state.batch is not None and state.batch.batch == body.batch:
-        state.batch.members = body.members
-        state.batch.member_epoch = body.epoch
-        state.batch.final = body.final
+    """Void in a fenced epoch, as in the scheduler's own fold."""
+    batch = state.batch
+    if batch is not None and batch.batch == body.batch and body.epoch > batch.fenced_epoch:
+        batch.members = body.members
+        batch.member_epoch = body.epoch
+        batch.final = body.final
 
 
 def _epoch_fenced(state: CellState, body: sched.EpochFenced) -> None:
@@ -87,6 +99,7 @@ def _epoch_fenced(state: CellState, body: sched.EpochFenced) -> None:
     batch.joined -= gone
     batch.dismissed |= gone
     batch.members = None
+    batch.fenced_epoch = body.epoch
 
 
 def _step_completed(state: CellState, body: cell_events.StepCompleted) -> None:
@@ -104,13 +117,19 @@ def _burst_ended(state: CellState, body: sched.BurstEnded) -> None:
     stays = state.is_core and body.core_stays
     if not stays and (state.role == "training" or state.transition):
         state.leaving = True
+        state.leave_version = state.version
         state.transition = False
 
 
 def _restored(state: CellState, body: sched.Restored) -> None:
+    """The durable weights are the new lineage's first: the same tensors under another name."""
+    restored = (body.lineage, body.version)
     state.batch = None
-    state.version = (body.lineage, body.version)
-    state.restored_from = body.checkpoint
+    state.version = state.published = state.restored = restored
+    if state.checkpoint is None:
+        state.initial = restored
+    else:
+        state.checkpoint = replace(state.checkpoint, version=restored)
     state.exposure = None
     state.burst_over = False
 
@@ -144,6 +163,17 @@ def _trainer_ready(state: CellState, body: cell_events.TrainerReady) -> None:
 def _trainer_lost(state: CellState, body: cell_events.TrainerLost) -> None:
     if body.cell == state.cell:
         state.trainer_reported = False
+        state.left_epoch = state.epoch
+    else:
+        state.peer_died |= body.cell in state.world
+    state.ready.discard(body.cell)
+    if body.cell == state.order[0]:
+        state.exposure = None
+
+
+def _world_broken(state: CellState, body: cell_events.WorldBroken) -> None:
+    if body.cell == state.cell:
+        state.left_epoch = max(state.left_epoch, body.epoch)
 
 
 def _weights_exposed(state: CellState, body: cell_events.WeightsExposed) -> None:
@@ -187,6 +217,8 @@ _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
     cell_events.EngineLost: _engine_lost,
     cell_events.TrainerReady: _trainer_ready,
     cell_events.TrainerLost: _trainer_lost,
+    cell_events.WorldReady: _world_ready,
+    cell_events.WorldBroken: _world_broken,
     cell_events.WeightsExposed: _weights_exposed,
     cell_events.CheckpointSaved: _checkpoint_saved,
     cell_events.WeightsLoaded: _weights_loaded,

@@ -34,6 +34,7 @@ class OpenBatch:
     """micro_steps: index -> blob digest. owners: index -> (cell, epoch), as the claims stand.
 
     claims_sequence: stream sequence of the last event on the claims subject, expected by a claim.
+    fenced_epoch: the last epoch fenced in this batch; no window closes in it.
     """
 
     batch: str
@@ -47,6 +48,7 @@ class OpenBatch:
     members: tuple[int, ...] | None = None
     member_epoch: int = 0
     final: bool = False
+    fenced_epoch: int = 0
 
     def unclaimed(self) -> int | None:
         """Lowest micro-step that nobody owns, None when there is none."""
@@ -61,7 +63,10 @@ class CellState:
     """One cell's view of its job. cell: my number in the cluster; order: the job's cells, core first.
 
     transition: a transition_started into training that my role_changed has not answered yet.
-    leaving: the burst ended and I go back to rollout. serving: other cells' published weights.
+    leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
+    ready: cells that wait to connect to the world. left_epoch: the last world that my trainer left,
+    by its death or its peers'. peer_died: another of the world has died since it was formed. restored: what the core must hold again after
+    its loss. initial: names the job's own model. serving: what each cell's engine is said to hold.
     """
 
     cell: int
@@ -75,14 +80,19 @@ class CellState:
     trainer_reported: bool = False
     transition: bool = False
     leaving: bool = False
+    leave_version: Version = (1, 0)
     burst_over: bool = False
     core_stays: bool = False
     epoch: int = 0
     world: tuple[int, ...] = ()
+    ready: set[int] = field(default_factory=set)
+    left_epoch: int = 0
+    peer_died: bool = False
+    initial: Version = (1, 0)
     version: Version = (1, 0)
     published: Version = (1, 0)
     checkpoint: Checkpoint | None = None
-    restored_from: str | None = None
+    restored: Version | None = None
     exposure: Exposure | None = None
     batch: OpenBatch | None = None
     serving: dict[int, Version] = field(default_factory=dict)
@@ -104,9 +114,10 @@ class Holdings:
     """What this agent's processes hold right now; never from the log.
 
     engine_version, trainer_version: weights they hold, None when the process is down. trained:
-    micro-steps of `accumulating` whose gradients the trainer has accumulated. broken_epoch: a world
-    in which a peer died under us; nothing is tried in it again. missed: a batch whose weights could
-    not be had: it closed before we came.
+    micro-steps of `accumulating` whose gradients the trainer has accumulated. world_epoch: the world
+    its trainer stands in, 0 for none. broken_epoch: a world that failed under us; nothing is tried
+    in it again. finished: the (batch, epoch) that we have been through the reduction of; the core says
+    what came of it. missed: a batch whose weights could not be had: it closed before we came.
     """
 
     engine_version: Version | None = None
@@ -116,5 +127,6 @@ class Holdings:
     broken_epoch: int | None = None
     accumulating: str | None = None
     trained: set[int] = field(default_factory=set)
+    finished: tuple[str, int] | None = None
     exposed: Version | None = None
     missed: str | None = None

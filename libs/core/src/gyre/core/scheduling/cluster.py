@@ -1,6 +1,7 @@
 """All jobs and all cells: which job runs on which cells. Jobs start first come, first served.
 
-- A cell belongs to one job at a time, from `job_started` to `job_finished`.
+- A cell belongs to one job at a time, from `job_started` until it has said, after `job_finished`,
+  that it is offline: what it ran for that job has ended then.
 - A job that asks for more cells than are free waits, and the jobs behind it wait too.
 """
 
@@ -45,7 +46,12 @@ def next_job_start(state: ClusterState, now: float) -> tuple[str, sched.JobStart
     waiting = next((job for job in state.jobs.values() if job.status == "queued"), None)
     if waiting is None:
         return None
-    held = {cell for job in state.jobs.values() if job.status == "running" for cell in job.order}
+    held = {
+        cell.cell
+        for job in state.jobs.values()
+        for cell in job.in_order
+        if not job.finished or cell.role != "offline"
+    }
     free = sorted(cell for cell in state.online if cell not in held)
     wanted = waiting.required_spec.cells.count
     if len(free) < wanted:

@@ -17,6 +17,8 @@ from gyre.core.scheduling.state import JobState
 
 # A cell whose engine fails to come up this often in a row will not come up: the job ends and says so.
 MAX_BOOT_FAILURES = 3
+# Likewise a trainer that dies this often without one step between: restarting it changes nothing.
+MAX_TRAINER_LOSSES = 8
 
 
 def next_decision(state: JobState, now: float) -> Body | None:
@@ -56,9 +58,12 @@ def _cancel(state: JobState, now: float) -> Body | None:
 def _fail(state: JobState, now: float) -> Body | None:
     for cell in state.in_order:
         if cell.num_boot_failures >= MAX_BOOT_FAILURES:
-            return _finish(
-                state, now, "failed", f"cell {cell.cell}: engine does not start: {cell.last_error}"
-            )
+            what = "engine does not start"
+        elif cell.num_trainer_losses >= MAX_TRAINER_LOSSES:
+            what = f"trainer lost {cell.num_trainer_losses} times without a step between"
+        else:
+            continue
+        return _finish(state, now, "failed", f"cell {cell.cell}: {what}: {cell.last_error}")
     return None
 
 
@@ -82,26 +87,33 @@ def _restore(state: JobState, now: float) -> Body | None:
 
 
 def _form_world(state: JobState, now: float) -> Body | None:
-    """All living trainers in one world: between batches, and in one only when a member died."""
+    """All living trainers in one world: the first waits for all, a newcomer for the end of the batch
+    and until the present world stands, and inside a batch only a loss that stops it is mended."""
     living = tuple(cell.cell for cell in state.in_order if cell.trainer_up)
     if state.core_lost or not state.core.trainer_up:
         return None
-    if not state.world_broken and living == state.world:
-        return None
-    if state.epoch == 0 and living != state.order:
-        return None
-    if state.batch is not None and (state.batch.fence_due or not state.world_broken):
+    if state.epoch == 0:
+        due = living == state.order
+    elif state.batch is None:
+        stands = _in_one_world(state, state.world)
+        due = state.world_stale or (living != state.world and stands)
+        due = due and state.num_steps_done < state.required_spec.schedule.num_steps
+    else:
+        cut_off = state.batch.fenced_epoch == state.epoch or state.core.in_world != state.epoch
+        due = state.world_stale and cut_off
+    if not due:
         return None
     return sched.WorldFormed(based_on=state.sequence, now=now, epoch=state.epoch + 1, cells=living)
 
 
 def _fence(state: JobState, now: float) -> Body | None:
-    """A trainer died in the batch: its epoch ends; living cells above the gap leave the batch."""
+    """A member's trainer or its world died: the epoch ends; living cells above a gap leave the
+    batch, and the window is open again."""
     batch = state.batch
-    if batch is None or not batch.fence_due or state.core_lost:
+    if batch is None or state.core_lost or not (batch.fence_due or batch.reopen_due):
         return None
     lost = tuple(dict.fromkeys(batch.fence_due))
-    first_gap = min(state.cells[cell].index for cell in lost)
+    first_gap = min((state.cells[cell].index for cell in lost), default=len(state.order))
     above = tuple(
         cell for cell in batch.joined if cell not in lost and state.cells[cell].index > first_gap
     )
@@ -253,7 +265,9 @@ def _open_batch(state: JobState, now: float) -> Body | None:
 
 def _close_window(state: JobState, now: float) -> Body | None:
     batch = state.batch
-    if batch is None or batch.members is not None or batch.fence_due or not batch.all_claimed:
+    if batch is None or batch.members is not None or not batch.all_claimed:
+        return None
+    if batch.fence_due or state.epoch <= batch.fenced_epoch:
         return None
     members = _joined_prefix(state)
     if not members or set(members) != set(batch.joined) or not _in_one_world(state, members):

@@ -64,7 +64,8 @@ def _job_started(state: JobState, body: sched.JobStarted) -> None:
 def _world_formed(state: JobState, body: sched.WorldFormed) -> None:
     state.epoch = body.epoch
     state.world = body.cells
-    state.world_broken = False
+    # A trainer may have died between the decision and this event.
+    state.world_stale = not all(state.cells[cell].trainer_up for cell in body.cells)
 
 
 def _phase_started(state: JobState, body: sched.PhaseStarted) -> None:
@@ -202,7 +203,10 @@ def _epoch_fenced(state: JobState, body: sched.EpochFenced) -> None:
     batch.joined = {cell: None for cell in batch.joined if cell not in gone}
     batch.dismissed |= gone
     batch.members = None
-    batch.fence_due = ()
+    # Not simply (): another trainer may have died between the decision and this event.
+    batch.fence_due = tuple(cell for cell in batch.fence_due if cell not in gone)
+    batch.reopen_due = False
+    batch.fenced_epoch = body.epoch
 
 
 # --- bursts and roles ---------------------------------------------------------------------------
@@ -219,8 +223,10 @@ def _batch_opened(state: JobState, body: sched.BatchOpened) -> None:
 
 
 def _join_window_closed(state: JobState, body: sched.JoinWindowClosed) -> None:
-    if state.batch is not None and state.batch.batch == body.batch:
-        state.batch.members = body.members
+    """Void in a fenced epoch: another scheduler decided it before it saw the fence."""
+    batch = state.batch
+    if batch is not None and batch.batch == body.batch and body.epoch > batch.fenced_epoch:
+        batch.members = body.members
 
 
 def _step_completed(state: JobState, body: cell_events.StepCompleted) -> None:
@@ -228,6 +234,8 @@ def _step_completed(state: JobState, body: cell_events.StepCompleted) -> None:
     state.num_steps_done += 1
     state.batch = None
     state.supply_since = None
+    for cell in state.in_order:
+        cell.num_trainer_losses = 0
 
 
 def _burst_ended(state: JobState, body: sched.BurstEnded) -> None:
@@ -281,6 +289,8 @@ def _role_changed(state: JobState, body: cell_events.RoleChanged) -> None:
     elif body.role == "rollout":
         cell.role = "rollout"
         cell.num_boot_failures = 0
+    else:
+        cell.role = "offline"
 
 
 def _move(state: JobState, moves: tuple[sched.Move, ...]) -> None:
@@ -316,14 +326,28 @@ def _trainer_lost(state: JobState, body: cell_events.TrainerLost) -> None:
     if cell is None:
         return
     cell.trainer_up = False
-    cell.in_world = 0
+    cell.num_trainer_losses += 1
     cell.last_error = body.error
-    state.world_broken |= body.cell in state.world
+    _leave_world(state, cell)
     if cell.index == 0:
         # Weights newer than the last durable checkpoint died with the core, and the batch with them.
         state.core_lost = state.batch is not None or state.version > state.durable_version
     elif state.batch is not None and body.cell in state.batch.joined:
         state.batch.fence_due = (*state.batch.fence_due, body.cell)
+
+
+def _world_broken(state: JobState, body: cell_events.WorldBroken) -> None:
+    cell, batch = state.cells.get(body.cell), state.batch
+    if cell is None or body.epoch != state.epoch:
+        return
+    _leave_world(state, cell)
+    if batch is not None and body.cell in batch.joined and batch.fenced_epoch < body.epoch:
+        batch.reopen_due = True
+
+
+def _leave_world(state: JobState, cell: Cell) -> None:
+    cell.in_world = 0
+    state.world_stale |= cell.cell in state.world
 
 
 def _engine_lost(state: JobState, body: cell_events.EngineLost) -> None:
@@ -375,5 +399,6 @@ _HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     cell_events.TrainerReady: _trainer_ready,
     cell_events.WorldJoined: _world_joined,
     cell_events.TrainerLost: _trainer_lost,
+    cell_events.WorldBroken: _world_broken,
     cell_events.EngineLost: _engine_lost,
 }

@@ -12,7 +12,7 @@ from typing import Literal
 from gyre.contracts.job import JobSpec
 
 Phase = Literal["booting", "heldout_before", "training", "heldout_after"]
-Role = Literal["booting", "rollout", "to_training", "training", "to_rollout", "lost"]
+Role = Literal["booting", "rollout", "to_training", "training", "to_rollout", "lost", "offline"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class Queued:
 class Cell:
     """index: place in the job's order, 0 is the core; `cell`: its number in the cluster.
 
-    executions: routed here and not terminated. in_world: epoch its trainer last joined, 0 if none.
+    executions: routed here and not terminated. in_world: epoch its trainer last joined, 0 if it left.
+    num_trainer_losses: since the job's last step.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Cell:
     trainer_up: bool = False
     in_world: int = 0
     num_boot_failures: int = 0
+    num_trainer_losses: int = 0
     last_error: str = ""
 
     @property
@@ -78,7 +80,11 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """owners: micro-step -> (cell, epoch). joined: cells that hold the frozen weights."""
+    """owners: micro-step -> (cell, epoch). joined: cells that hold the frozen weights.
+
+    fence_due: joined cells whose trainer died. reopen_due: a joined cell lives but lost its world.
+    fenced_epoch: the last epoch that was fenced in this batch, 0 if none; no window closes in it.
+    """
 
     batch: str
     step: int
@@ -90,6 +96,8 @@ class Batch:
     dismissed: set[int] = field(default_factory=set)
     members: tuple[int, ...] | None = None
     fence_due: tuple[int, ...] = ()
+    reopen_due: bool = False
+    fenced_epoch: int = 0
 
     @property
     def all_claimed(self) -> bool:
@@ -122,7 +130,10 @@ class Execution:
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """One job. sequence: stream sequence of the last fact folded, of whichever writer."""
+    """One job. sequence: stream sequence of the last fact folded, of whichever writer.
+
+    world_stale: a cell of the world left it since it was formed.
+    """
 
     job: str = ""
     spec: JobSpec | None = None
@@ -140,7 +151,7 @@ class JobState:
     order: tuple[int, ...] = ()
     epoch: int = 0
     world: tuple[int, ...] = ()
-    world_broken: bool = False
+    world_stale: bool = False
 
     lineage: int = 1
     version: int = 0

@@ -1,0 +1,58 @@
+# The same targets serve people and CI. Everything runs through .venv, which `setup` makes from
+# pinned requirements; paths are relative, so a checkout may lie under a path with spaces.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+
+# What `make test` leaves out; `make test-full` runs it too, where its tools are there.
+DEFAULT_TESTS := not slow and not docker and not gpu
+
+.PHONY: help setup install demo test test-full lint format imports types check bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:  ## environments from pinned requirements, cached outside the checkout
+	@"$(PYTHON)" scripts/setup.py
+
+install: setup  ## the same as setup
+
+demo: setup  ## train the quickstart's policy from start to report
+	@.venv/bin/gyre demo $(if $(SEED),--seed $(SEED))
+
+test: setup  ## the default test suite
+	@$(PY) -m pytest -m "$(DEFAULT_TESTS)" $(ARGS)
+
+test-full: setup  ## every test, those included that need other tools
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup  ## ruff
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+format: setup  ## let ruff rewrite what it can
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+types: setup  ## mypy --strict
+	@$(PY) -m mypy
+
+imports: setup  ## the layers of the packages (.importlinter)
+	@$(PY) scripts/lint_imports.py
+
+check: lint types imports test  ## all of the above
+
+bench: setup  ## the benchmarks in tests/bench, as one table
+	@mkdir -p out/bench
+	@for file in tests/bench/bench_*.py; do echo "bench: $$file"; $(PY) "$$file"; done
+	@.venv/bin/gyre bench
+
+clean:  ## the environment, caches and results of this checkout; a stack's state stays
+	@rm -rf .venv .venv.lock out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

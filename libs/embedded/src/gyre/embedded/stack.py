@@ -1,0 +1,179 @@
+"""Which processes make up Gyre's stack, in which order, with which settings.
+
+stage 1   nats, postgres       unless GYRE_NATS_URL / GYRE_DATABASE_URL name outside servers
+stage 2   prepare              streams and migrations; runs to its end
+stage 3   store                rendezvous of the training cells, hosted by no rank
+          scheduler, runner, proxy, evaluator, trajectory, cell-0 ... cell-(K-1)
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.embedded import postgres
+from gyre.embedded.credentials import StackSecrets, load_or_create
+from gyre.embedded.nats import NatsServer
+from gyre.embedded.paths import StackPaths, read_json, write_json
+from gyre.embedded.process import ProcessSpec
+from gyre.embedded.readiness import LOOPBACK, file_ready, free_ports, listen, tcp_ready
+from gyre.embedded.supervisor import StackDescription, Stage
+
+SERVICES = ("scheduler", "runner", "proxy", "evaluator", "trajectory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackPlan:
+    """What the supervisor is to run. `held`: sockets that live as long as the supervisor."""
+
+    stages: tuple[Stage, ...]
+    description: StackDescription
+    held: tuple[socket.socket, ...] = ()
+
+
+StackFactory = Callable[[StackPaths, int, Mapping[str, str]], StackPlan]
+
+
+def standard(paths: StackPaths, cells: int, environ: Mapping[str, str]) -> StackPlan:
+    """Gyre's own stack with `cells` cells. Prepares the servers' files, starts nothing.
+
+    Raises EmbeddedError when a server cannot be run here.
+    """
+    stack_secrets = load_or_create(paths, environ)
+    listener, ports = _take_ports(paths)
+    servers, urls = server_stage(paths, environ, stack_secrets, ports["nats"])
+    urls["scheduler"] = f"http://{LOOPBACK}:{ports['scheduler']}"
+    urls["proxy"] = f"http://{LOOPBACK}:{ports['proxy']}"
+    env = service_environment(paths, cells, environ, stack_secrets, urls, ports)
+    stages: list[Stage] = [
+        servers,
+        [_module("prepare", "gyre.embedded.prepare", env, oneshot=True)],
+        [_store(env, ports["store"]), *_services(paths, cells, env, listener)],
+    ]
+    return StackPlan(
+        stages=tuple(stage for stage in stages if stage),
+        description=StackDescription(cells=cells, urls=urls, ports=ports),
+        held=(listener,),
+    )
+
+
+def server_stage(
+    paths: StackPaths, environ: Mapping[str, str], stack_secrets: StackSecrets, nats_port: int
+) -> tuple[list[ProcessSpec], dict[str, str]]:
+    """The servers that no environment variable names elsewhere, and the URLs of both.
+
+    Writes nats-server's configuration and makes the database cluster the first time.
+    """
+    servers: list[ProcessSpec] = []
+    nats_url = environ.get("GYRE_NATS_URL")
+    if not nats_url:
+        nats_server = NatsServer(
+            directory=paths.nats, port=nats_port, password=stack_secrets.nats_password
+        )
+        nats_server.write_config()
+        servers.append(nats_server.spec())
+        nats_url = nats_server.url
+    database_url = environ.get("GYRE_DATABASE_URL")
+    if not database_url:
+        postgres_server = postgres.locate(paths.home, environ)
+        postgres.prepare(postgres_server)
+        write_json(paths.postgres, {"directory": str(postgres_server.directory)})
+        servers.append(postgres_server.spec())
+        database_url = postgres_server.url
+    return servers, {"nats": nats_url, "database": database_url}
+
+
+def service_environment(
+    paths: StackPaths,
+    cells: int,
+    environ: Mapping[str, str],
+    stack_secrets: StackSecrets,
+    urls: Mapping[str, str],
+    ports: Mapping[str, int],
+) -> dict[str, str]:
+    """The environment that every process of the stack shares."""
+    env = {
+        **environ,
+        "GYRE_HOME": str(paths.home),
+        "GYRE_CELLS": str(cells),
+        "GYRE_NATS_URL": urls["nats"],
+        "GYRE_DATABASE_URL": urls["database"],
+        "GYRE_SCHEDULER_PORT": str(ports["scheduler"]),
+        "GYRE_SCHEDULER_URL": urls["scheduler"],
+        "GYRE_PROXY_URL": urls["proxy"],
+        "GYRE_STORE_HOST": LOOPBACK,
+        "GYRE_STORE_PORT": str(ports["store"]),
+        "GYRE_API_TOKEN": stack_secrets.api_token,
+        "GYRE_KEY_SECRET": stack_secrets.key_secret,
+        # Many processes share few cores: a thread pool in each would only fight the others.
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    harness_envs = Path(sys.prefix) / "gyre-env.json"
+    if harness_envs.exists():
+        env.setdefault("GYRE_HARNESS_ENVS", str(harness_envs))
+    return env
+
+
+def _take_ports(paths: StackPaths) -> tuple[socket.socket, dict[str, int]]:
+    """The ports of the last start where they are free, since harnesses may still hold a URL."""
+    last = read_json(paths.ports) or {}
+    listener = listen(last.get("proxy"))
+    ports = free_ports({name: last.get(name) for name in ("nats", "scheduler", "store")})
+    ports["proxy"] = listener.getsockname()[1]
+    write_json(paths.ports, ports)
+    return listener, ports
+
+
+def _services(
+    paths: StackPaths, cells: int, env: Mapping[str, str], listener: socket.socket
+) -> list[ProcessSpec]:
+    specs = []
+    for name in SERVICES:
+        own: dict[str, str] = {}
+        fds: tuple[int, ...] = ()
+        if name == "proxy":
+            fds = (listener.fileno(),)
+            own = {"GYRE_PROXY_LISTEN_FD": str(listener.fileno())}
+        specs.append(_service(paths, name, f"gyre.{name}", {**env, **own}, fds))
+    for cell in range(cells):
+        own = {"GYRE_CELL": str(cell)}
+        specs.append(_service(paths, f"cell-{cell}", "gyre.cell_agent", {**env, **own}))
+    return specs
+
+
+def _service(
+    paths: StackPaths, name: str, module: str, env: Mapping[str, str], fds: tuple[int, ...] = ()
+) -> ProcessSpec:
+    """A service says that it is ready by writing `run/<name>.ready` (gyre.adapters.runtime)."""
+    return ProcessSpec(
+        name=name,
+        argv=(sys.executable, "-m", module),
+        env=env,
+        ready=file_ready(paths.ready(name)),
+        pass_fds=fds,
+        cwd=paths.home,
+    )
+
+
+def _store(env: Mapping[str, str], port: int) -> ProcessSpec:
+    return ProcessSpec(
+        name="store",
+        argv=(
+            sys.executable,
+            "-m",
+            "gyre.cell_agent.rendezvous",
+            "--detached",
+            "--port",
+            str(port),
+        ),
+        env=env,
+        ready=tcp_ready(port),
+    )
+
+
+def _module(name: str, module: str, env: Mapping[str, str], *, oneshot: bool) -> ProcessSpec:
+    return ProcessSpec(name=name, argv=(sys.executable, "-m", module), env=env, oneshot=oneshot)

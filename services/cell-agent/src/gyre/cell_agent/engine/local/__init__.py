@@ -1,0 +1,1 @@
+"""`local`: a small batched CPU engine that speaks SGLang's HTTP contract."""

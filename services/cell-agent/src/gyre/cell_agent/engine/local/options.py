@@ -1,0 +1,57 @@
+"""The engine's command line; flags carry SGLang's names where SGLang has them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Settings of one engine process; sizes in tokens and requests."""
+
+    model_path: Path
+    host: str
+    port: int
+    max_running_requests: int
+    context_length: int
+    max_total_tokens: int
+    weight_version: str
+    random_seed: int
+    threads: int
+    incremental_streaming_output: bool
+    log_level: str
+
+
+def parse_options(arguments: Sequence[str]) -> EngineOptions:
+    """Parse and check the command line; exits with status 2 and one line on bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gyre.cell_agent.engine.local",
+        description="A small batched CPU engine with SGLang's HTTP contract.",
+    )
+    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one")
+    parser.add_argument("--max-running-requests", type=_positive, default=16)
+    parser.add_argument("--context-length", type=_positive, default=1024)
+    parser.add_argument(
+        "--max-total-tokens",
+        type=_positive,
+        default=32_768,
+        help="rows of the prefix cache, beside the slots of running requests",
+    )
+    parser.add_argument("--weight-version", default="default")
+    parser.add_argument("--random-seed", type=int, default=0)
+    parser.add_argument("--threads", type=_positive, default=1, help="torch threads")
+    parser.add_argument("--incremental-streaming-output", action="store_true")
+    parser.add_argument("--log-level", default="info")
+    return EngineOptions(**vars(parser.parse_args(arguments)))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value

@@ -1,0 +1,273 @@
+"""The engine's loop body: admit, decode, sample, finish; and every command between steps.
+
+Owned by the model thread. A step is: prefill what fits (a prefill also samples the request's
+first token), then one decode of all running requests. Commands run between steps, so each
+token belongs to exactly one weight version.
+
+    waiting --prefill--> running --finish--> done
+       ^                    |
+       +----- retract ------+      tokens kept, KV recomputed by the next prefill
+
+Invariants (tests/unit/test_engine_scheduler.py):
+- a decode in a batch equals the decode alone;
+- `len(running) <= num_slots`; a request is in `waiting`, in `running`, or finished;
+- after weights are replaced with a flush, no KV of the old version is left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError
+from gyre.cell_agent.engine.local.request import (
+    ABORTED_RUNNING,
+    ABORTED_WAITING,
+    Finish,
+    Request,
+)
+from gyre.cell_agent.engine.local.runner import (
+    ModelRunner,
+    picked,
+    prompt_logprobs_from,
+    ranked,
+)
+from gyre.cell_agent.engine.local.sampling import SamplingBatch, build_batch, sample, seeded_draw
+from gyre.cell_agent.engine.local.stats import EngineStats
+from gyre.cell_agent.engine.local.tokenizer import TextCodec
+from gyre.cell_agent.engine.local.weights import State, check_state, expected_shapes
+
+NEVER = float("-inf")
+
+
+class Scheduler:
+    """Queues, pause state and weights version around a `ModelRunner`.
+
+    `clock` gives seconds (any origin, monotonic); `rng` the draws of unseeded requests.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        codec: TextCodec,
+        weight_version: str,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.runner = runner
+        self.weight_version = weight_version
+        self.paused = False
+        self.waiting: deque[Request] = deque()
+        self.stats = EngineStats()
+        self._codec = codec
+        self._clock = clock
+        self._rng = rng
+        self._news: dict[int, Request] = {}
+        self._batch: SamplingBatch | None = None
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that hold a slot, in slot order."""
+        return self.runner.running
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return not self.paused and bool(self.waiting or self.running)
+
+    def take_news(self) -> list[Request]:
+        """Requests that got a token or ended since the last call."""
+        news = list(self._news.values())
+        self._news.clear()
+        return news
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises UnavailableError while the KV memory is released."""
+        if not self.runner.kv_allocated:
+            raise UnavailableError("memory is released: call /resume_memory_occupation first")
+        self.waiting.append(request)
+
+    def step(self) -> None:
+        """One round; does nothing while paused."""
+        if self.paused:
+            return
+        while self.waiting and len(self.running) < self.runner.capacity.num_slots:
+            self._admit(self.waiting.popleft())
+        if self.running:
+            self._decode()
+
+    def abort(self, rid: str, *, all_requests: bool = False) -> None:
+        """End every request whose rid starts with `rid` (or all), keeping what it produced."""
+        for request in list(self.waiting):
+            if all_requests or request.rid.startswith(rid):
+                self.waiting.remove(request)
+                self._end(request, Finish(type="abort", message=ABORTED_WAITING))
+        for request in list(self.running):
+            if all_requests or request.rid.startswith(rid):
+                self._end(request, Finish(type="abort", message=ABORTED_RUNNING))
+
+    def withdraw(self, request: Request) -> None:
+        """End one request whose client left; nothing to do when it ended meanwhile."""
+        if request.finish is not None:
+            return
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self._end(request, Finish(type="abort", message=ABORTED_RUNNING))
+
+    def pause(self, *, retract: bool) -> None:
+        """Stop stepping; `retract` also requeues what runs, in front, in arrival order."""
+        self.paused = True
+        if not retract:
+            return
+        for request in sorted(self.running, key=lambda item: item.created_at, reverse=True):
+            self.runner.release(request, keep=False)
+            request.num_retractions += 1
+            self.waiting.appendleft(request)
+        self._batch = None
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = False
+
+    def flush(self) -> bool:
+        """Drop cached prefixes; refused (False) while requests run, or wait unpaused."""
+        if self.running or (self.waiting and not self.paused):
+            return False
+        if self.runner.kv_allocated:
+            self.runner.flush()
+        return True
+
+    def replace_weights(self, state: State, *, complete: bool, version: str | None) -> None:
+        """Load checked weights in place; raises WeightsError with nothing changed."""
+        model = self.runner.model
+        check_state(state, expected_shapes(model.config), complete=complete)
+        model.load(state)
+        if version is not None:
+            self.weight_version = version
+
+    def release_memory(self) -> None:
+        """Give the KV memory back. Unlike SGLang, which dies, a busy engine refuses."""
+        if self.running or self.waiting:
+            raise BadRequestError(
+                "release_memory_occupation needs an idle engine: "
+                f"{len(self.running)} running, {len(self.waiting)} waiting"
+            )
+        self.runner.release_kv()
+
+    def resume_memory(self) -> None:
+        """Take the KV memory again, empty."""
+        if not self.runner.kv_allocated:
+            self.runner.allocate_kv()
+
+    def _admit(self, request: Request) -> None:
+        owed = prompt_logprobs_from(request)
+        logits = self.runner.prefill(request)
+        self._batch = None
+        if request.started_at is None:
+            request.started_at = self._clock()
+            self.stats.prompt_tokens += len(request.prompt)
+            self.stats.cached_tokens += request.cached_tokens
+        if owed is not None:
+            _record_prompt(request, owed, logits)
+        if request.max_new_tokens == 0:
+            request.first_token_at = self._clock()
+            self._end(request, Finish(type="length", length=0))
+            return
+        batch = build_batch([request.asked.sampling], logits.shape[-1])
+        self._sample([request], logits[-1:], batch)
+
+    def _decode(self) -> None:
+        logits = self.runner.decode()
+        requests = list(self.running)
+        if self._batch is None:
+            self._batch = build_batch([r.asked.sampling for r in requests], logits.shape[-1])
+        self._sample(requests, logits, self._batch)
+
+    def _sample(self, requests: list[Request], logits: Tensor, batch: SamplingBatch) -> None:
+        """Choose and record one token for each request; logits [n, V]."""
+        for row, request in enumerate(requests):
+            self._adjust(logits[row], request)
+        ids, logprobs = sample(logits, batch, [self._draw(request) for request in requests])
+        values = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+        now = self._clock()
+        for row, (request, token) in enumerate(zip(requests, ids.tolist(), strict=True)):
+            _record(request, token, values[row], logprobs[row : row + 1], self.weight_version)
+            if request.first_token_at is None:
+                request.first_token_at = now
+            finish = self._finish_after(request, token)
+            if finish is not None:
+                self._end(request, finish)
+            elif request.asked.stream:
+                self._news[id(request)] = request
+        self.stats.note_tokens(len(requests), now)
+
+    def _adjust(self, logits: Tensor, request: Request) -> None:
+        """Apply `logit_bias` and hold back stop tokens below `min_new_tokens`, in place."""
+        sampling = request.asked.sampling
+        for token_id, bias in sampling.logit_bias:
+            logits[token_id] += bias
+        if len(request.output_ids) < sampling.min_new_tokens:
+            logits[list(request.stop_token_ids)] = NEVER
+
+    def _draw(self, request: Request) -> float:
+        seed = request.asked.sampling.sampling_seed
+        if seed is None:
+            return self._rng.random()
+        return seeded_draw(seed, len(request.output_ids))
+
+    def _finish_after(self, request: Request, token: int) -> Finish | None:
+        """Stop string, then stop token, then length: SGLang's order."""
+        sampling = request.asked.sampling
+        if sampling.stop:
+            matched = self._codec.matched_stop_string(request)
+            if matched is not None:
+                return Finish(type="stop", matched=matched)
+        if not sampling.ignore_eos and token in request.stop_token_ids:
+            return Finish(type="stop", matched=token)
+        if len(request.output_ids) >= request.max_new_tokens:
+            return Finish(type="length", length=request.max_new_tokens)
+        return None
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        if request in self.running:
+            self.runner.release(request, keep=bool(request.output_ids))
+            self._batch = None
+        request.last_version = self.weight_version
+        request.finished_at = self._clock()
+        request.finish = finish
+        self._news[id(request)] = request
+        self.stats.note_finished(request)
+
+
+def _record(request: Request, token: int, value: float, logprobs: Tensor, version: str) -> None:
+    """Append one sampled token; `logprobs` is its row [1, V]. `output_ids` grows last."""
+    asked = request.asked
+    request.note_version(version)
+    if asked.return_logprob:
+        request.logprobs.append(value)
+        if asked.top_logprobs_num:
+            request.top += ranked(logprobs, asked.top_logprobs_num)
+        if asked.token_ids_logprob is not None:
+            request.chosen += picked(logprobs, asked.token_ids_logprob)
+    request.output_ids.append(token)
+
+
+def _record_prompt(request: Request, start: int, logits: Tensor) -> None:
+    """Logprobs of prompt tokens start.. from logits [len - start, V] of those positions.
+
+    Row i predicts the token after it, so position `start` itself has no value (None), and
+    the last row is the first output token's.
+    """
+    asked = request.asked
+    logprobs = (logits[:-1] / asked.sampling.temperature).log_softmax(dim=-1)
+    following = request.prompt[start + 1 :]
+    values = [row[token].item() for row, token in zip(logprobs, following, strict=True)]
+    if asked.top_logprobs_num:
+        request.prompt_top = [None, *ranked(logprobs, asked.top_logprobs_num)]
+    if asked.token_ids_logprob is not None:
+        request.prompt_chosen = [None, *picked(logprobs, asked.token_ids_logprob)]
+    request.prompt_logprobs = [None, *values]

@@ -1,0 +1,1 @@
+"""The trainer process of one cell: Megatron-Core behind JSON commands. See README.md."""

@@ -1,0 +1,297 @@
+"""One cell's trainer: weights, the batch under accumulation, the update.
+
+Invariants:
+- weights never change while a batch is open, except by the update that closes it;
+- a gradient buffer holds exactly the micro-steps listed in `accumulated`;
+- only the core has an optimizer, and what it reduced over is a prefix of the world's ranks;
+- after PeerLost there is no world and no open batch: nothing half reduced can be stepped on.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyre.adapters.failpoints import failpoint
+from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
+from gyre.cell_agent.trainer.carriers import FinishedBatch, OpenBatch, WeightsName
+from gyre.cell_agent.trainer.conversion import Weights, hf_to_megatron, megatron_to_hf
+from gyre.cell_agent.trainer.errors import (
+    BadMicroStep,
+    BadModel,
+    MembersDisagree,
+    NonFinite,
+    PeerLost,
+    WrongState,
+    WrongVersion,
+)
+from gyre.cell_agent.trainer.hf_config import PolicyConfig
+from gyre.cell_agent.trainer.model import build_model
+from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, Update, names_match
+from gyre.cell_agent.trainer.packing import pack_micro_step
+from gyre.cell_agent.trainer.settings import TrainerSettings
+from gyre.cell_agent.trainer.statistics import (
+    MicroStepReport,
+    Totals,
+    report_empty,
+    report_micro_step,
+)
+from gyre.cell_agent.trainer.world import CORE_RANK, CellWorld, PrefixGroup, Rendezvous
+from gyre.core.microstep import MicroStep
+from gyre.objective import NonFiniteLoss, objective_loss, token_policy
+
+
+class MegatronTrainer:
+    """Commands call these methods from one thread; see the module's invariants."""
+
+    def __init__(self, policy: PolicyConfig, dtype: torch.dtype) -> None:
+        self.policy = policy
+        self.model = build_model(policy, dtype)
+        self.parameters: dict[str, Tensor] = dict(self.model.module.named_parameters())
+        self.settings: TrainerSettings | None = None
+        self.held: WeightsName | None = None
+        self.open: OpenBatch | None = None
+        self.world: CellWorld | None = None
+        self.offloaded = False
+        self._optimizer: CoreOptimizer | None = None
+        self._saved_optimizer: OptimizerState | None = None
+
+    # Weights
+
+    def set_weights(self, weights: Weights, name: WeightsName) -> None:
+        """All or nothing. Raises BadModel, WrongState (a batch is open)."""
+        self._require_no_open_batch()
+        incoming = hf_to_megatron(weights, self.policy)
+        for key, parameter in self.parameters.items():
+            if incoming[key].shape != parameter.shape:
+                raise BadModel(
+                    f"{key} has shape {tuple(incoming[key].shape)}, config.json says "
+                    f"{tuple(parameter.shape)}"
+                )
+        with torch.no_grad():
+            for key, parameter in self.parameters.items():
+                parameter.copy_(incoming[key])
+        self.held = name
+
+    def set_optimizer_state(self, state: OptimizerState | None) -> None:
+        """None: start afresh. Used when the next update builds the optimizer."""
+        if state is not None and not names_match(state, self.parameters):
+            raise BadModel("the optimizer state belongs to another model")
+        self._optimizer, self._saved_optimizer = None, state
+
+    def weights(self) -> Weights:
+        """Copies by Hugging Face names, contiguous."""
+        detached = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return megatron_to_hf(detached, self.policy)
+
+    def gradients(self) -> Weights:
+        """Copies of the gradient buffers by Hugging Face names. Raises WrongState: offloaded."""
+        if self.offloaded:
+            raise WrongState("the gradient buffers are offloaded: restore first")
+        buffers = {
+            name: parameter.main_grad  # type: ignore[attr-defined]
+            for name, parameter in self.parameters.items()
+        }
+        return megatron_to_hf(buffers, self.policy)
+
+    def require_held(self) -> WeightsName:
+        if self.held is None:
+            raise WrongVersion("no complete weights are held: load_weights or pull_weights first")
+        return self.held
+
+    def optimizer_state(self) -> OptimizerState | None:
+        """None on a cell that has never updated or loaded one."""
+        return self._saved_optimizer if self._optimizer is None else self._optimizer.state()
+
+    # Membership
+
+    def form_world(self, rendezvous: Rendezvous) -> None:
+        """Leaves the world before, and with it an accumulation: it belonged to a fenced epoch."""
+        self.leave_world()
+        self.world = CellWorld(rendezvous)
+
+    def leave_world(self) -> None:
+        if self.world is not None:
+            self.world.close()
+        self.world = None
+        self.drop_accumulation()
+
+    # Accumulation
+
+    def begin_batch(self, batch: str, version: int) -> None:
+        """Zeroes the gradients; what was open is dropped."""
+        self._require_settings()
+        if self.offloaded:
+            raise WrongState("the gradient buffers are offloaded: restore first")
+        if self.require_held().version != version:
+            raise WrongVersion(f"version {version} is named, {self.require_held().version} is held")
+        self.model.zero_grad_buffer()
+        self.open = OpenBatch(batch=batch)
+
+    def drop_accumulation(self) -> int:
+        """Closes the batch without an update; returns how many micro-steps are lost with it."""
+        dropped = len(self.open.accumulated) if self.open else 0
+        self.open = None
+        return dropped
+
+    def micro_step(self, step: MicroStep) -> MicroStepReport:
+        """Adds its gradient. Raises BadMicroStep, NonFinite, WrongState: nothing was added."""
+        batch = self._require_open_batch()
+        if step.batch != batch.batch:
+            raise WrongState(f"micro-step of batch {step.batch}, open is {batch.batch}")
+        if step.index in batch.accumulated:
+            raise WrongState(f"micro-step {step.index} is already in this accumulation")
+        report = self._forward_backward(step) if step.num_targets else report_empty(step)
+        failpoint("trainer.mid_accumulation")
+        batch.accumulated.append(step.index)
+        batch.totals = batch.totals.plus(report.totals)
+        batch.max_abs_logprob_diff = max(batch.max_abs_logprob_diff, report.max_abs_logprob_diff)
+        return report
+
+    def _forward_backward(self, step: MicroStep) -> MicroStepReport:
+        packed = pack_micro_step(step, self.policy)
+        logits = self.model(packed.tree, packed.predictors)
+        policy = token_policy(logits, packed.token_ids, packed.temperatures)
+        try:
+            result = objective_loss(
+                policy.logprobs, packed.targets, self._require_settings().objective
+            )
+        except NonFiniteLoss as error:
+            raise NonFinite(f"micro-step {step.index}: {error}") from error
+        except ValueError as error:
+            raise BadMicroStep(f"micro-step {step.index}: {error}") from error
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        return report_micro_step(step, packed, policy, result)
+
+    # The update
+
+    def finish_batch(self, *, members: Sequence[int], epoch: int, final: bool) -> FinishedBatch:
+        """Sums gradients over the prefix; the core clips and steps once; unless `final`, members
+        receive the parameters. Closes the batch however it ends.
+
+        Raises PeerLost, MembersDisagree, WrongState.
+        """
+        batch, held = self._require_open_batch(), self.require_held()
+        if self.world is None or self.world.epoch != epoch:
+            raise WrongState(f"epoch {epoch} is named, this cell is in {self._epoch_in_words()}")
+        group, is_core = self.world.prefix(members), self.world.rank == CORE_RANK
+        failpoint("trainer.before_reduce")
+        try:
+            totals, largest = self._reduce(batch, held, group)
+            self.open = None
+            update = self._update(held) if is_core else None
+            lost = self._exchange_parameters(group, held, is_core) if not final else None
+        except PeerLost:
+            self.leave_world()
+            raise
+        except MembersDisagree:
+            self.drop_accumulation()
+            raise
+        return FinishedBatch(
+            version=held.version + 1,
+            statistics=totals.as_step(largest),
+            num_micro_steps=int(totals.num_micro_steps),
+            update=update,
+            lost=lost,
+        )
+
+    def _reduce(
+        self, batch: OpenBatch, held: WeightsName, group: PrefixGroup
+    ) -> tuple[Totals, float]:
+        """A member that claimed nothing enters with zeros: begin_batch left its buffers so."""
+        if not group.agrees([held.version, held.lineage, zlib.crc32(batch.batch.encode())]):
+            raise MembersDisagree(
+                f"not all members hold version {held.version} of lineage {held.lineage} "
+                f"in batch {batch.batch}"
+            )
+        totals = Totals.of_values(group.totals(batch.totals.values()))
+        largest = group.maximum(batch.max_abs_logprob_diff)
+        group.sum_(buffer.grad_data for buffer in self.model.buffers)
+        return totals, largest
+
+    def _update(self, held: WeightsName) -> Update:
+        update = self._core_optimizer().update()
+        self.held = WeightsName(version=held.version + 1, lineage=held.lineage)
+        return update
+
+    def _exchange_parameters(
+        self, group: PrefixGroup, held: WeightsName, is_core: bool
+    ) -> str | None:
+        """On the core a peer's death is no failure of the step: it returns the reason."""
+        failpoint("trainer.before_broadcast")
+        try:
+            if not is_core:
+                # Half received they are no version at all; a death below leaves it at that.
+                self.held = None
+            for flat, parameters in flat_buckets(self.parameters.values()):
+                group.broadcast_([flat])
+                if not is_core:
+                    scatter(flat, parameters)
+            self.held = WeightsName(version=held.version + 1, lineage=held.lineage)
+            return None
+        except PeerLost as error:
+            if not is_core:
+                raise
+            self.leave_world()
+            return str(error)
+
+    def _core_optimizer(self) -> CoreOptimizer:
+        if self._optimizer is None:
+            settings = self._require_settings().optimizer
+            self._optimizer = CoreOptimizer(self.model, settings, self._saved_optimizer)
+            self._saved_optimizer = None
+        return self._optimizer
+
+    # Role changes
+
+    def offload(self) -> None:
+        """Frees the gradient buffers for the engine. Raises WrongState: a batch is open."""
+        self._require_no_open_batch()
+        if not self.offloaded:
+            self.model.offload_grad_buffers()
+            if self._optimizer is not None:
+                self._optimizer.offload()
+        self.offloaded = True
+
+    def restore(self) -> None:
+        if self.offloaded:
+            self.model.restore_grad_buffers()
+            if self._optimizer is not None:
+                self._optimizer.restore()
+        self.offloaded = False
+
+    # Guards
+
+    def _require_settings(self) -> TrainerSettings:
+        if self.settings is None:
+            raise WrongState("no settings: configure first")
+        return self.settings
+
+    def _require_open_batch(self) -> OpenBatch:
+        if self.open is None:
+            raise WrongState("no batch is open: begin_batch first")
+        return self.open
+
+    def _require_no_open_batch(self) -> None:
+        if self.open is not None:
+            raise WrongState(f"batch {self.open.batch} is open: weights are frozen")
+
+    def _epoch_in_words(self) -> str:
+        return "no world" if self.world is None else f"epoch {self.world.epoch}"
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "version": self.held.version if self.held else None,
+            "lineage": self.held.lineage if self.held else None,
+            "batch": self.open.batch if self.open else None,
+            "accumulated": list(self.open.accumulated) if self.open else [],
+            "epoch": self.world.epoch if self.world else None,
+            "rank": self.world.rank if self.world else None,
+            "size": self.world.size if self.world else None,
+            "offloaded": self.offloaded,
+            "num_parameters": sum(value.numel() for value in self.parameters.values()),
+        }

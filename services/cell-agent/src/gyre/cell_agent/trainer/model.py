@@ -1,0 +1,126 @@
+"""The policy as a Megatron GPTModel that computes shared prefixes once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from gyre.cell_agent.trainer.attention import TreeAttention, TreeMask
+from gyre.cell_agent.trainer.hf_config import PolicyConfig
+from gyre.cell_agent.trainer.megatron_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    GPTModel,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    get_gpt_layer_local_spec,
+    model_parallel_cuda_manual_seed,
+    parallel_state,
+)
+from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Megatron's norm signature; its own local RMSNorm refuses sequence parallelism."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class PolicyModel(GPTModel):  # type: ignore[misc]
+    """GPTModel over a prefix tree: rotary angles by root-path position, logits only where asked."""
+
+    def forward(self, tree: PrefixTree, chosen: Tensor) -> Tensor:
+        """chosen: int64 [n], places in the tree's flat sequence. Returns logits [n, vocabulary]."""
+        token_ids = torch.from_numpy(tree.token_ids)[None]
+        positions = torch.from_numpy(tree.positions)
+        angles = self.rotary_pos_emb(int(positions.max()) + 1)[positions]
+        embedded = self.embedding(input_ids=token_ids, position_ids=positions[None])
+        hidden = self.decoder(
+            hidden_states=embedded,
+            attention_mask=TreeMask(tree, embedded.dtype),
+            rotary_pos_emb=angles,
+        )
+        weight = None
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        logits, _ = self.output_layer(hidden[chosen], weight=weight)
+        answer: Tensor = logits[:, 0]
+        return answer
+
+
+def start_cell_world() -> None:
+    """Megatron's world is the cell: its tensor, pipeline and data parallelism end here.
+
+    It lives as long as the process. What crosses cells goes through world.py, whose groups come and
+    go with the membership while modules and optimizer keep theirs.
+    """
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    # Mandatory even without dropout: attention looks its random state up by name.
+    model_parallel_cuda_manual_seed(0)
+
+
+def build_model(policy: PolicyConfig, dtype: torch.dtype) -> DistributedDataParallel:
+    """The model in Megatron's gradient buffers (`param.main_grad`, float32 or wider), whose own
+    reduction is never started: gradients of micro-steps and cells are summed, by us."""
+    model = PolicyModel(
+        _transformer_config(policy, dtype),
+        _block_spec(policy),
+        policy.vocab_size,
+        policy.max_positions,
+        share_embeddings_and_output_weights=policy.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=policy.rope_base,
+    )
+    buffers = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=dtype != torch.float64,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=False,
+    )
+    return DistributedDataParallel(model.config, buffers, model)
+
+
+def _transformer_config(policy: PolicyConfig, dtype: torch.dtype) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=policy.num_layers,
+        hidden_size=policy.hidden_size,
+        num_attention_heads=policy.num_heads,
+        num_query_groups=policy.num_groups,
+        kv_channels=policy.head_size,
+        ffn_hidden_size=policy.ffn_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=policy.norm_eps,
+        qk_layernorm=True,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        # With it Megatron's buffers scale gradients by 1, not by 1 / data parallel size.
+        calculate_per_token_loss=True,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _block_spec(policy: PolicyConfig) -> TransformerBlockSubmodules:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
+    layer = spec.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention = layer.self_attention.submodules
+    attention.q_layernorm = attention.k_layernorm = RMSNorm
+    attention.core_attention = TreeAttention
+    return TransformerBlockSubmodules(layer_specs=[spec] * policy.num_layers, layer_norm=RMSNorm)

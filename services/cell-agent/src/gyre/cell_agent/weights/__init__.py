@@ -1,0 +1,1 @@
+"""Weight transport between cells: one port, one file per technology."""

@@ -1,0 +1,1 @@
+"""Scores preserved workspaces and keeps provenance."""

@@ -1,0 +1,1 @@
+"""Harness executions: sandboxes, processes, time-outs, workspaces."""

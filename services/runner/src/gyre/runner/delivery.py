@@ -1,0 +1,48 @@
+"""Was the harness cut off from the model? Asked once, after it has failed by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+from gyre.adapters.eventlog import Stream
+from gyre.adapters.journal import Journal
+from gyre.contracts import subjects
+from gyre.contracts.events.calls import CallRecorded, CallUndelivered
+
+HEALTH_PATH = "/healthz"
+# A proxy that is up answers within milliseconds; its listening socket accepts even when it is not.
+PROBE_DEADLINE_S = 2.0
+
+
+async def has_undelivered_call(journal: Journal, *, job: str, execution: str, attempt: int) -> bool:
+    """Whether the proxy recorded, so far, a call of this attempt whose answer did not arrive."""
+    attempt_of: dict[str, int] = {}
+    subject = subjects.calls(job, execution)
+    async for fact in journal.read(Stream.CALLS, (subject,)):
+        match fact.body:
+            case CallRecorded():
+                attempt_of[fact.body.call] = fact.body.attempt
+            case CallUndelivered() if attempt_of.get(fact.body.call) == attempt:
+                return True
+            case _:
+                pass
+    return False
+
+
+async def proxy_answers(proxy_url: str, deadline_s: float = PROBE_DEADLINE_S) -> bool:
+    """Whether the proxy's health check answers 200 within the deadline."""
+    parts = urlsplit(proxy_url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    request = f"GET {HEALTH_PATH} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
+    try:
+        async with asyncio.timeout(deadline_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(request.encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return status.split()[1:2] == [b"200"]

@@ -1,0 +1,20 @@
+"""How a job's harness is run: the port between attempts and harness profiles."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gyre.contracts.job import JobSpec
+from gyre.runner.sandbox import Command
+from gyre.runner.workspace import AttemptDir
+
+
+class Harnesses(Protocol):
+    """Makes the command of one attempt."""
+
+    def command(self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str) -> Command:
+        """The command, its configuration files being written below `directory`.
+
+        Raises HarnessMisconfigured.
+        """
+        ...

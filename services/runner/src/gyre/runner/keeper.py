@@ -1,0 +1,354 @@
+"""The runner's side of the fork server: launches, waits, kills, and finds launches again.
+
+Invariants:
+- a launch is named by its status file; launching twice starts one harness;
+- an exit is known only from the status file, never guessed;
+- `kill_group` returns when no descendant of the launch is alive, whatever session it moved to;
+- the server and the launches outlive this process; the next runner finds them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gyre.core.execution import Exit
+from gyre.runner import forkserver
+from gyre.runner.errors import SandboxError
+from gyre.runner.processes import is_alive, kill_members, members, read_process, signal_all
+
+START_TIMEOUT_S = 90.0
+"""Importing a harness's modules takes seconds; much more on a machine that just came up."""
+REQUEST_TIMEOUT_S = 30.0
+RECORD_TIMEOUT_S = 10.0
+"""A keeper that lives writes the exit within milliseconds of it."""
+KILL_TIMEOUT_S = 10.0
+POLL_S = 0.02
+MAX_SOCKET_PATH_BYTES = 100
+"""Linux allows 107 bytes for a Unix socket's path."""
+
+
+class LaunchFailed(SandboxError):
+    """The harness could not be started."""
+
+
+class HarnessVanished(SandboxError):
+    """The harness is gone and nobody recorded how it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """What the server imports before the first launch.
+
+    preload: modules. calls: `module:function`, run once, without arguments. entry: the program's
+    own entry point, `module:function`, that each launch runs in a fresh process. env: the
+    environment in which the modules are imported.
+    """
+
+    preload: tuple[str, ...]
+    entry: str
+    calls: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One launch. env is complete, nothing is inherited; limits maps `FSIZE` to RLIMIT_FSIZE."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    stdout: Path
+    stderr: Path
+    status: Path
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchHandle:
+    """A launched harness: its process id, the kernel's start time of it, its status file."""
+
+    pid: int
+    start_time: int
+    status: Path
+
+
+class Keeper:
+    """A client of one fork server.
+
+    python: the interpreter that runs the server, the harness's own when there is a warm start.
+    warm: None executes argv instead. state_dir: names the stack; servers of other stacks are not
+    found. log: the server's own output.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: Path,
+        warm: WarmStart | None,
+        state_dir: Path,
+        log: Path,
+        idle_s: float = 900.0,
+    ) -> None:
+        self._python = python
+        self._warm = warm
+        self._log = log
+        self._idle_s = idle_s
+        self._fingerprint = _digest(
+            str(python), repr(warm), Path(forkserver.__file__).read_text(encoding="utf-8")
+        )
+        name = _digest(str(state_dir.resolve()), str(python), repr(warm))
+        self._socket = _socket_dir() / f"{name}.sock"
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Find the server of this stack or start one. Raises SandboxError."""
+        async with self._starting:
+            running = await self._fingerprint_of_server()
+            if running is not None and running != self._fingerprint:
+                await self.stop()
+                running = None
+            if running is None:
+                await self._spawn()
+                if await self._fingerprint_of_server() != self._fingerprint:
+                    raise SandboxError(f"the fork server does not answer; see {self._log}")
+
+    async def launch(self, request: LaunchRequest) -> LaunchHandle:
+        """Start the harness, or find it if its status file is there. Raises LaunchFailed."""
+        message = {
+            "op": "launch",
+            "exec": self._warm is None,
+            "argv": list(request.argv),
+            "env": dict(request.env),
+            "limits": dict(request.limits),
+            **{
+                name: os.path.abspath(getattr(request, name))  # noqa: PTH100 - keeps symlinks
+                for name in ("cwd", "stdout", "stderr", "status")
+            },
+        }
+        try:
+            answer = await self._ask(message)
+        except (FileNotFoundError, ConnectionError):
+            await self.start()  # the server went idle or was killed
+            answer = await self._ask(message)
+        if "error" in answer:
+            raise LaunchFailed(f"{request.argv[0]}: {answer['error']}")
+        return LaunchHandle(
+            pid=answer["pid"], start_time=answer["start_time"], status=request.status
+        )
+
+    async def stop(self) -> None:
+        """Tell the server to end; its launches go on. Fine when there is none."""
+        try:
+            answer = await self._ask({"op": "shutdown"})
+        except (FileNotFoundError, ConnectionError):
+            return
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while self._socket.exists() and read_process(answer["pid"]) is not None:
+            if time.monotonic() > deadline:
+                raise SandboxError("the fork server did not end")
+            await asyncio.sleep(POLL_S)
+
+    async def _fingerprint_of_server(self) -> str | None:
+        try:
+            answer = await self._ask({"op": "ping"})
+        except (FileNotFoundError, ConnectionError):
+            return None
+        return str(answer.get("fingerprint"))
+
+    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One request; raises FileNotFoundError or ConnectionError when nobody listens."""
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(str(self._socket))
+                try:
+                    writer.write(json.dumps(message).encode() + b"\n")
+                    await writer.drain()
+                    line = await reader.readline()
+                finally:
+                    writer.close()
+        except TimeoutError as error:
+            raise SandboxError("the fork server does not answer in time") from error
+        if not line:
+            raise ConnectionResetError("the fork server closed the connection")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def _spawn(self) -> None:
+        """Run the server until it listens. Raises SandboxError with its last words."""
+        warm = self._warm
+        options = [f"--socket={self._socket}", f"--fingerprint={self._fingerprint}"]
+        options += [f"--idle-s={self._idle_s}"]
+        if warm is not None:
+            options += [f"--entry={warm.entry}"]
+            options += [f"--preload={module}" for module in warm.preload]
+            options += [f"--call={call}" for call in warm.calls]
+        env = {"PATH": os.defpath, "LANG": "C.UTF-8", **(warm.env if warm is not None else {})}
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    str(self._python),
+                    forkserver.__file__,
+                    *options,
+                    env=env,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            except OSError as error:
+                raise SandboxError(f"{self._python}: {error.strerror}") from error
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    code = await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+                raise SandboxError(f"the fork server did not start; see {self._log}") from None
+        if code != 0:
+            raise SandboxError(f"the fork server failed: {_last_line(self._log)}")
+
+
+def find(status: Path) -> LaunchHandle | None:
+    """What was launched with this status file, living or not; None if nothing was."""
+    record = _read_status(status)
+    if record is None:
+        return None
+    return LaunchHandle(pid=record["pid"], start_time=record["start_time"], status=status)
+
+
+def recorded_exit(handle: LaunchHandle) -> Exit | None:
+    """How the harness ended, if its keeper has written it."""
+    record = _read_status(handle.status)
+    if record is None or "ended_at" not in record:
+        return None
+    return Exit(exit_code=record["exit_code"], signal=record["signal"])
+
+
+async def wait(handle: LaunchHandle, timeout_s: float) -> Exit | None:
+    """The recorded exit; None while the harness still runs after `timeout_s`.
+
+    Raises HarnessVanished when it is gone without a record.
+    """
+    if (ended := recorded_exit(handle)) is not None:
+        return ended
+    if not await _ended_within(handle, timeout_s):
+        return None
+    deadline = time.monotonic() + RECORD_TIMEOUT_S
+    while True:
+        keeper_lives = _living_keeper(handle) is not None
+        if (ended := recorded_exit(handle)) is not None:
+            return ended
+        if not keeper_lives or time.monotonic() > deadline:
+            raise HarnessVanished(f"process {handle.pid} is gone and its exit was not recorded")
+        await asyncio.sleep(POLL_S / 4)
+
+
+async def kill_group(handle: LaunchHandle, grace_s: float) -> Exit | None:
+    """End all of a launch: SIGTERM, after `grace_s` SIGKILL; also what outlived the harness.
+
+    The harness's exit if it is recorded. Raises SandboxError when something stays alive.
+    """
+    living = _members(handle)
+    if living and grace_s > 0:
+        signal_all(living, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while (living := _members(handle)) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while living:
+        if time.monotonic() > deadline:
+            raise SandboxError(f"{len(living)} processes of launch {handle.pid} do not die")
+        kill_members(ancestor=_living_keeper(handle), session=_session(handle))
+        await asyncio.sleep(POLL_S / 4)
+        living = _members(handle)
+    while _living_keeper(handle) is not None and recorded_exit(handle) is None:
+        if time.monotonic() > deadline:
+            raise SandboxError(f"the keeper of launch {handle.pid} does not record its exit")
+        await asyncio.sleep(POLL_S / 4)
+    return recorded_exit(handle)
+
+
+async def _ended_within(handle: LaunchHandle, timeout_s: float) -> bool:
+    """Whether the process is gone after at most `timeout_s`; the kernel tells through a pidfd."""
+    try:
+        pidfd = os.pidfd_open(handle.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not is_alive(handle.pid, handle.start_time):
+            return True
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, ended.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(pidfd)
+        return True
+    finally:
+        os.close(pidfd)
+
+
+def _members(handle: LaunchHandle) -> set[int]:
+    return members(ancestor=_living_keeper(handle), session=_session(handle))
+
+
+def _living_keeper(handle: LaunchHandle) -> int | None:
+    record = _read_status(handle.status)
+    if record is None or not is_alive(record["keeper_pid"], record["keeper_start_time"]):
+        return None
+    return int(record["keeper_pid"])
+
+
+def _session(handle: LaunchHandle) -> int | None:
+    """The harness's session, unless its id has gone to another process."""
+    leader = read_process(handle.pid)
+    if leader is not None and leader.start_time != handle.start_time:
+        return None
+    return handle.pid
+
+
+def _read_status(path: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SandboxError(f"{path.name}: is no status file: {error}") from error
+    return record
+
+
+def _socket_dir() -> Path:
+    """A short directory that only this user can enter. Raises SandboxError."""
+    path = Path(tempfile.gettempdir()) / f"gyre-{os.getuid()}"
+    if len(os.fsencode(path)) + 40 > MAX_SOCKET_PATH_BYTES:
+        raise SandboxError(f"TMPDIR is too long for sockets: {path.parent}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise SandboxError(f"{path}: must be a directory of this user with mode 0700")
+    return path
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

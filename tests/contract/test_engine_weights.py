@@ -1,0 +1,245 @@
+"""Weight updates, versions and memory, for whichever engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, Generation
+from gyre.testkit.engine_server import RunningEngine, engine
+
+__all__ = ["engine"]
+
+PROMPT = list(range(30, 60))
+GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+LONG = {"temperature": 1.0, "max_new_tokens": 1900, "ignore_eos": True}
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
+    """Starts every test with `models[0]` as `w0`."""
+    async with EngineClient(engine.url) as made:
+        await made.update_weights_from_disk(str(engine.models[0]), weight_version="w0")
+        yield made
+        await made.resume()
+        await made.abort()
+
+
+async def greedy(client: EngineClient, rid: str) -> tuple[int, ...]:
+    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid=rid)
+    return answer.output_ids
+
+
+def start(client: EngineClient, rid: str) -> asyncio.Task[Generation]:
+    return asyncio.create_task(client.generate(input_ids=PROMPT, sampling_params=LONG, rid=rid))
+
+
+async def until_running(client: EngineClient) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (await client.loads())["num_running_reqs"] < 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_new_weights_answer_differently_and_old_ones_as_before(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    before, digest = await greedy(client, "n1"), await client.checksum()
+    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    assert await client.weight_version() == "w1"
+    assert (await client.model_info())["model_path"] == str(engine.models[1])
+    assert await greedy(client, "n2") != before
+    assert await client.checksum() != digest
+    await client.update_weights_from_disk(str(engine.models[0]), weight_version="w2")
+    assert (await greedy(client, "n3"), await client.checksum()) == (before, digest)
+
+
+async def test_an_update_drops_cached_prefixes(engine: RunningEngine, client: EngineClient) -> None:
+    await greedy(client, "k1")
+    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid="k2")
+    assert answer.cached_tokens == 0
+
+
+async def test_an_unpaused_update_waits_for_running_requests(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    call = start(client, "wait-1")
+    await until_running(client)
+    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    answer = await asyncio.wait_for(call, DEADLINE_S)
+    assert (len(answer.output_ids), answer.finish_type) == (1900, "length")
+    assert [span.version for span in answer.spans] == ["w0"]
+
+
+async def test_an_update_that_aborts_all_ends_them_first(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    call = start(client, "end-1")
+    await until_running(client)
+    body = {
+        "model_path": str(engine.models[1]),
+        "weight_version": "w1",
+        "abort_all_requests": True,
+    }
+    async with httpx.AsyncClient(base_url=engine.url, timeout=60) as http:
+        assert (await http.post("/update_weights_from_disk", json=body)).status_code == 200
+    answer = await asyncio.wait_for(call, DEADLINE_S)
+    assert answer.finish_type == "abort"
+
+
+@pytest.mark.parametrize(("mode", "flush"), [("retract", True), ("in_place", False)])
+async def test_a_paused_update_applies_at_once_and_makes_two_spans(
+    engine: RunningEngine, client: EngineClient, mode: Any, flush: bool
+) -> None:
+    call = start(client, f"span-{mode}")
+    await until_running(client)
+    await client.pause(mode)
+    await client.update_weights_from_disk(
+        str(engine.models[1]), weight_version="w1", flush_cache=flush
+    )
+    assert not call.done()
+    await client.resume()
+    answer = await asyncio.wait_for(call, DEADLINE_S)
+    first, second = answer.spans
+    assert (first.version, first.start, second.version) == ("w0", 0, "w1")
+    assert (second.start, second.end) == (first.end, 1900)
+    assert answer.weight_version == "w1"
+    assert answer.num_retractions == (mode == "retract")
+
+
+async def test_an_in_place_update_that_must_flush_answers_400_but_is_done(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    call = start(client, "odd-1")
+    await until_running(client)
+    await client.pause("in_place")
+    with pytest.raises(EngineRefusedError, match="Weights were updated"):
+        await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    await client.resume()
+    await client.abort("odd-1")
+    await asyncio.wait_for(call, DEADLINE_S)
+
+
+async def test_a_checkpoint_that_is_not_there_changes_nothing(client: EngineClient) -> None:
+    before = await greedy(client, "m1")
+    with pytest.raises(EngineRefusedError):
+        await client.update_weights_from_disk("/nonexistent", weight_version="w9")
+    assert await client.weight_version() == "w0"
+    assert await greedy(client, "m2") == before
+
+
+async def test_the_version_can_be_renamed(client: EngineClient) -> None:
+    await client.update_weight_version("renamed")
+    assert await client.weight_version() == "renamed"
+    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid="r1")
+    assert [span.version for span in answer.spans] == ["renamed"]
+
+
+async def test_memory_can_be_released_and_resumed(client: EngineClient) -> None:
+    before = await greedy(client, "f1")
+    await client.release_memory()
+    await client.resume_memory()
+    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid="f2")
+    assert (answer.output_ids, answer.cached_tokens) == (before, 0)
+
+
+async def test_a_busy_engine_is_never_asked_to_release_memory(client: EngineClient) -> None:
+    call = start(client, "busy-1")
+    await until_running(client)
+    with pytest.raises(EngineRefusedError, match="busy"):
+        await client.release_memory()
+    await client.abort("busy-1")
+    await asyncio.wait_for(call, DEADLINE_S)
+
+
+# From here on: tensor updates, where `local` takes safetensors and refuses pickles.
+
+
+@pytest.fixture
+def local_only(engine: RunningEngine) -> None:
+    if engine.kind != "local":
+        pytest.skip("the real server takes pickles, and dies of a wrong shape")
+
+
+async def send_tensors(
+    url: str, payload: bytes, *, session: bool = True, **more: Any
+) -> httpx.Response:
+    body = {"serialized_named_tensors": [base64.b64encode(payload).decode()], **more}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        if session:
+            assert (await http.post("/begin_weight_update", json={})).status_code == 200
+        answer = await http.post("/update_weights_from_tensor", json=body)
+        if session:
+            assert (await http.post("/end_weight_update", json={})).status_code == 200
+    return answer
+
+
+@pytest.mark.usefixtures("local_only")
+async def test_tensors_update_the_weights_and_the_version(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    expected = await greedy(client, "x1"), await client.checksum()
+    await client.update_weights_from_disk(str(engine.models[0]), weight_version="w0")
+    payload = save(load_file(Path(engine.models[1], "model.safetensors")))
+    answer = await send_tensors(engine.url, payload, weight_version="t1")
+    assert answer.json()["success"] is True
+    assert await client.weight_version() == "t1"
+    assert (await greedy(client, "x2"), await client.checksum()) == expected
+
+
+@pytest.mark.usefixtures("local_only")
+async def test_a_part_of_the_parameters_may_be_updated(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    state = load_file(Path(engine.models[0], "model.safetensors"))
+    changed = {"model.norm.weight": state["model.norm.weight"] * 2}
+    before = await client.checksum()
+    assert (await send_tensors(engine.url, save(changed))).status_code == 200
+    assert await client.checksum() != before
+
+
+@pytest.mark.usefixtures("local_only")
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (pickle.dumps([("model.norm.weight", [1.0])]), "safetensors"),
+        (save({"model.norm.weight": torch.zeros(3)}), "wrong shape"),
+        (save({"nope.weight": torch.zeros(3)}), "unknown parameters"),
+    ],
+)
+async def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
+    engine: RunningEngine, client: EngineClient, payload: bytes, says: str
+) -> None:
+    before = await client.checksum()
+    answer = await send_tensors(engine.url, payload)
+    assert answer.status_code == 400
+    assert answer.json()["success"] is False
+    assert says in answer.json()["message"]
+    assert await client.checksum() == before
+
+
+@pytest.mark.usefixtures("local_only")
+async def test_a_tensor_update_needs_a_session(engine: RunningEngine, client: EngineClient) -> None:
+    payload = save({"model.norm.weight": torch.ones(64)})
+    answer = await send_tensors(engine.url, payload, session=False)
+    assert (answer.status_code, answer.json()["success"]) == (400, False)
+
+
+async def test_a_session_is_opened_and_closed_once(engine: RunningEngine) -> None:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=30) as http:
+        opened = await http.post("/begin_weight_update", json={"selector": "all"})
+        twice = await http.post("/begin_weight_update", json={})
+        closed = await http.post("/end_weight_update", json={})
+        again = await http.post("/end_weight_update", json={})
+    assert [r.status_code for r in (opened, twice, closed, again)] == [200, 400, 200, 400]

@@ -1,0 +1,394 @@
+"""Training: gradients equal the plain run's, whatever the cells, joins, deaths and packing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import safetensors.torch
+import torch
+
+from gyre.adapters.microsteps import encode_microstep
+from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.weights_io import read_weights
+from gyre.core.microstep import MicroStep
+from gyre.core.objective import ObjectiveSettings
+from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.training import (
+    PlainPolicy,
+    make_executions,
+    make_micro_step,
+    plain_gradients,
+)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+# Generous: several trainers import torch at once, on whatever machine this is.
+CALL_S = 120.0
+# Wide bounds keep most executions of a random policy in; the mask has tests of its own.
+OBJECTIVE = ObjectiveSettings(
+    name="gspo_token", clip_low=0.5, clip_high=1.5, token_weight_cap=5.0, loss_cap=100.0
+)
+OPTIMIZER = {
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    # So high that the core's gradient stays as it was summed.
+    "grad_clip": 1e9,
+}
+NORMALIZER = 12
+
+
+@dataclass(kw_only=True)
+class Cells:
+    """Trainers of one job, a store, and the batch they train."""
+
+    model: Path
+    work: Path
+    dtype: str
+    port: int
+    trainers: list[TrainerProcess] = field(default_factory=list)
+    epoch: int = 0
+
+    async def add(self, **environment: str) -> TrainerProcess:
+        trainer = TrainerProcess(
+            cell=len(self.trainers),
+            model_path=self.model,
+            dtype=self.dtype,
+            environment=environment,
+            log_path=self.work / "trainers.log",
+        )
+        self.trainers.append(trainer)
+        await trainer.start(CALL_S)
+        await trainer.call(
+            "configure", CALL_S, job="j", optimizer=OPTIMIZER, objective=objective_json()
+        )
+        await self.load(trainer)
+        return trainer
+
+    async def load(self, trainer: TrainerProcess) -> None:
+        await trainer.call("load_weights", CALL_S, path=self.model, version=3, lineage=0)
+
+    async def form(self, members: Sequence[TrainerProcess]) -> None:
+        """The next epoch's world, with these as ranks 0, 1, ..."""
+        self.epoch += 1
+        await asyncio.gather(
+            *(
+                trainer.call(
+                    "form_world",
+                    CALL_S,
+                    epoch=self.epoch,
+                    rank=rank,
+                    size=len(members),
+                    store_port=self.port,
+                    timeout_s=20.0,
+                )
+                for rank, trainer in enumerate(members)
+            )
+        )
+
+    async def begin(self, members: Sequence[TrainerProcess], batch: str = "b0") -> None:
+        await asyncio.gather(
+            *(member.call("begin_batch", CALL_S, batch=batch, version=3) for member in members)
+        )
+
+    async def train(self, trainer: TrainerProcess, steps: Sequence[MicroStep]) -> list[Any]:
+        answers = []
+        for step in steps:
+            path = self.work / f"{step.batch}-{step.index}.npz"
+            path.write_bytes(encode_microstep(step))
+            answers.append(await trainer.call("micro_step", CALL_S, path=path))
+        return answers
+
+    async def finish(
+        self, members: Sequence[TrainerProcess], *, final: bool = False
+    ) -> list[dict[str, Any] | BaseException]:
+        return await asyncio.gather(
+            *(
+                member.call(
+                    "finish_batch",
+                    CALL_S,
+                    members=list(range(len(members))),
+                    epoch=self.epoch,
+                    final=final,
+                )
+                for member in members
+            ),
+            return_exceptions=True,
+        )
+
+    async def gradients(self, trainer: TrainerProcess) -> dict[str, torch.Tensor]:
+        path = self.work / "gradients.safetensors"
+        await trainer.call("save_gradients", CALL_S, path=path)
+        return safetensors.torch.load_file(path)
+
+
+def objective_json() -> dict[str, Any]:
+    return {name: getattr(OBJECTIVE, name) for name in ObjectiveSettings.__slots__}
+
+
+def batch_of_steps(batch: str = "b0", *, count: int = 5, seed: int = 0) -> list[MicroStep]:
+    """Micro-steps of different sizes; the last one holds a single execution."""
+    rng = random.Random(seed)
+    executions = make_executions(rng, count=2 * count - 1, vocab_size=512)
+    return [
+        make_micro_step(
+            executions[2 * index : 2 * index + 2], batch=batch, index=index, normalizer=NORMALIZER
+        )
+        for index in range(count)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
+def plain_run(model: Path, steps: Sequence[MicroStep], dtype: torch.dtype) -> Plain:
+    weights = {name: w.to(dtype) for name, w in read_weights(model).items()}
+    policy = PlainPolicy(weights, json.loads((model / "config.json").read_text()))
+    loss = plain_gradients(policy, steps, OBJECTIVE)
+    return Plain(loss=loss, gradients=policy.gradients())
+
+
+def largest_difference(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> float:
+    """Relative, by tensor: |found - expected| / |expected| in the 2-norm."""
+    assert found.keys() == expected.keys()
+    return max(
+        ((found[name] - expected[name]).norm() / expected[name].norm()).item() for name in expected
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(work: Path, *, dtype: str, num_cells: int) -> AsyncIterator[Cells]:
+    store = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gyre.cell_agent.rendezvous"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert store.stdout is not None
+    assert store.stdin is not None
+    line = await asyncio.wait_for(store.stdout.readline(), CALL_S)
+    cells = Cells(
+        model=make_tiny_model(work / "model"), work=work, dtype=dtype, port=json.loads(line)["port"]
+    )
+    try:
+        await asyncio.gather(*(cells.add() for _ in range(num_cells)))
+        yield cells
+    finally:
+        await asyncio.gather(*(trainer.stop() for trainer in cells.trainers))
+        store.stdin.close()
+        assert await asyncio.wait_for(store.wait(), CALL_S) == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cells(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cells]:
+    work = tmp_path_factory.mktemp("cells")
+    async with running(work, dtype="float32", num_cells=3) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh(cells: Cells) -> Cells:
+    """The same trainers, back at the model's own weights."""
+    for trainer in cells.trainers:
+        await trainer.call("drop_accumulation", CALL_S)
+        await cells.load(trainer)
+    return cells
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        [[0, 1, 2, 3, 4]],
+        [[4, 2, 0], [3, 1]],
+        [[0, 1], [2, 3], [4]],
+        [[1, 0, 2], [], [4, 3]],
+        [[], [0, 1, 2, 3, 4]],
+    ],
+    ids=["one cell", "two", "three", "a satellite with nothing", "a core with nothing"],
+)
+async def test_the_gradient_is_the_plain_runs_however_micro_steps_are_claimed(
+    fresh: Cells, assignment: list[list[int]]
+) -> None:
+    steps = batch_of_steps()
+    plain = plain_run(fresh.model, steps, torch.float32)
+    members = fresh.trainers[: len(assignment)]
+    await fresh.form(members)
+    await fresh.begin(members)
+    await asyncio.gather(
+        *(
+            fresh.train(member, [steps[index] for index in claimed])
+            for member, claimed in zip(members, assignment, strict=True)
+        )
+    )
+    answers = await fresh.finish(members)
+    core = answers[0]
+    assert isinstance(core, dict)
+    assert largest_difference(await fresh.gradients(members[0]), plain.gradients) < 1e-5
+    assert core["statistics"]["loss"] == pytest.approx(plain.loss, rel=1e-5)
+    assert core["num_micro_steps"] == len(steps)
+    assert core["statistics"]["num_targets"] == sum(step.num_targets for step in steps)
+    sums = [await member.call("checksum", CALL_S) for member in members]
+    assert len({tuple(value.items()) for value in sums}) == 1
+    assert sums[0]["version"] == 4
+
+
+async def test_another_packing_of_the_same_executions_gives_the_same_gradient(fresh: Cells) -> None:
+    (core, *_) = fresh.trainers
+    rng = random.Random(3)
+    executions = make_executions(rng, count=6, vocab_size=512)
+    found = []
+    for cut, rows in [(6, 1), (2, 3), (1, 2)]:
+        rng.shuffle(executions)
+        steps = [
+            make_micro_step(
+                executions[start : start + cut],
+                batch="b0",
+                index=start,
+                normalizer=NORMALIZER,
+                segments_per_row=rows,
+            )
+            for start in range(0, 6, cut)
+        ]
+        await fresh.form([core])
+        await fresh.begin([core])
+        await fresh.train(core, steps)
+        found.append(await fresh.gradients(core))
+    assert largest_difference(found[1], found[0]) < 1e-5
+    assert largest_difference(found[2], found[0]) < 1e-5
+
+
+async def test_a_late_joiner_pulls_the_weights_and_shares_the_batch(fresh: Cells) -> None:
+    steps = batch_of_steps()
+    plain = plain_run(fresh.model, steps, torch.float32)
+    core, joiner = fresh.trainers[:2]
+    await joiner.call("load_weights", CALL_S, path=fresh.model, version=0, lineage=0)
+    await fresh.form([core, joiner])
+    served = await core.call("serve_weights", CALL_S)
+    await fresh.begin([core])
+    await fresh.train(core, steps[:2])
+    with pytest.raises(TrainerRefused, match="wrong_version"):
+        await joiner.call("begin_batch", CALL_S, batch="b0", version=3)
+    place = {"host": served["host"], "port": served["port"]}
+    pulled = await joiner.call("pull_weights", CALL_S, **place, version=3, lineage=0)
+    assert pulled["checksum"] == served["checksum"]
+    await fresh.begin([joiner])
+    await asyncio.gather(fresh.train(core, steps[2:4]), fresh.train(joiner, steps[4:]))
+    answers = await fresh.finish([core, joiner], final=True)
+    assert largest_difference(await fresh.gradients(core), plain.gradients) < 1e-5
+    assert [a["weights_version"] for a in answers if isinstance(a, dict)] == [4, 3]
+    # What is served follows the update.
+    await joiner.call("pull_weights", CALL_S, **place, version=4, lineage=0)
+    with pytest.raises(TrainerRefused, match="weights_unavailable"):
+        await joiner.call("pull_weights", CALL_S, **place, version=3, lineage=0)
+
+
+async def test_members_that_hold_other_weights_are_never_reduced(fresh: Cells) -> None:
+    core, other = fresh.trainers[:2]
+    await other.call("load_weights", CALL_S, path=fresh.model, version=3, lineage=1)
+    await fresh.form([core, other])
+    await fresh.begin([core, other])
+    before = await core.call("checksum", CALL_S)
+    answers = await fresh.finish([core, other])
+    assert [getattr(answer, "kind", None) for answer in answers] == ["members_disagree"] * 2
+    assert await core.call("checksum", CALL_S) == before
+
+
+async def test_a_set_that_is_no_prefix_is_refused(fresh: Cells) -> None:
+    core, other = fresh.trainers[:2]
+    await fresh.form([core, other])
+    await fresh.begin([core, other])
+    for members in ([1], [1, 0], [0, 1, 2]):
+        with pytest.raises(TrainerRefused, match="no prefix"):
+            await core.call("finish_batch", CALL_S, members=members, epoch=fresh.epoch, final=False)
+
+
+async def test_in_float64_the_gradient_is_the_plain_runs_to_ten_digits(tmp_path: Path) -> None:
+    steps = batch_of_steps(seed=5)
+    async with running(tmp_path, dtype="float64", num_cells=2) as pair:
+        plain = plain_run(pair.model, steps, torch.float64)
+        await pair.form(pair.trainers)
+        await pair.begin(pair.trainers)
+        core, satellite = pair.trainers
+        await asyncio.gather(pair.train(core, steps[3:]), pair.train(satellite, steps[:3]))
+        answers = await pair.finish(pair.trainers)
+        assert all(isinstance(answer, dict) for answer in answers), answers
+        assert largest_difference(await pair.gradients(core), plain.gradients) < 1e-10
+
+
+@pytest.mark.parametrize("place", ["trainer.mid_accumulation:2", "trainer.before_reduce"])
+async def test_a_member_that_dies_costs_its_epoch_and_not_the_batch(
+    fresh: Cells, tmp_path: Path, place: str
+) -> None:
+    steps = batch_of_steps(seed=9)
+    plain = plain_run(fresh.model, steps, torch.float32)
+    core, survivor = fresh.trainers[0], fresh.trainers[2]
+    doomed = await fresh.add(GYRE_FAILPOINT=place, GYRE_HOME=str(tmp_path))
+    fresh.trainers.remove(doomed)
+    members = [core, doomed, survivor]
+    await fresh.form(members)
+    await fresh.begin(members)
+    await fresh.train(core, steps[:1])
+    await fresh.train(survivor, steps[1:2])
+    with contextlib.suppress(TrainerGone):
+        await fresh.train(doomed, steps[2:])
+    answers = await fresh.finish(members)
+    assert [getattr(a, "kind", type(a).__name__) for a in answers] == [
+        "peer_lost",
+        "TrainerGone",
+        "peer_lost",
+    ]
+    assert await doomed.wait() == -9
+
+    survivors = [core, survivor]
+    assert (await core.call("status", CALL_S))["epoch"] is None
+    await fresh.form(survivors)
+    await fresh.begin(survivors)
+    await asyncio.gather(fresh.train(survivor, steps[:3]), fresh.train(core, steps[3:]))
+    answers = await fresh.finish(survivors)
+    assert all(isinstance(answer, dict) for answer in answers), answers
+    assert largest_difference(await fresh.gradients(core), plain.gradients) < 1e-5
+
+
+async def test_a_death_after_the_update_leaves_the_update_standing(
+    fresh: Cells, tmp_path: Path
+) -> None:
+    """And no survivor with half an update: the core's weights, or none until it pulls."""
+    steps = batch_of_steps(seed=11)
+    plain = plain_run(fresh.model, steps, torch.float32)
+    core, survivor = fresh.trainers[0], fresh.trainers[2]
+    place = {"GYRE_FAILPOINT": "trainer.before_broadcast", "GYRE_HOME": str(tmp_path)}
+    doomed = await fresh.add(**place)
+    fresh.trainers.remove(doomed)
+    members = [core, doomed, survivor]
+    await fresh.form(members)
+    await fresh.begin(members)
+    await fresh.train(core, steps)
+    stepped, _, other = await fresh.finish(members)
+    assert await doomed.wait() == -9
+    assert isinstance(stepped, dict)
+    assert (stepped["version"], stepped["weights_version"]) == (4, 4)
+    assert largest_difference(await fresh.gradients(core), plain.gradients) < 1e-5
+    if isinstance(other, BaseException):
+        assert getattr(other, "kind", None) == "peer_lost"
+        assert (await survivor.call("status", CALL_S))["version"] is None
+        served = await core.call("serve_weights", CALL_S)
+        where = {"host": served["host"], "port": served["port"]}
+        await survivor.call("pull_weights", CALL_S, **where, version=4, lineage=0)
+    assert await survivor.call("checksum", CALL_S) == await core.call("checksum", CALL_S)

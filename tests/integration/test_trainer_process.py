@@ -1,0 +1,330 @@
+"""One trainer process: checkpoints resume exactly, refusals are classified, orphans end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import safetensors.torch
+
+from gyre.adapters.microsteps import encode_microstep, microstep_digest
+from gyre.cell_agent.engine.local.weights import checksum as engine_checksum
+from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.weights_io import read_weights
+from gyre.contracts.job import ObjectiveSection, OptimizerSection
+from gyre.core.microstep import MicroStep
+from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.training import make_executions, make_micro_step
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+# Generous: several trainers import torch at once, on whatever machine this is.
+CALL_S = 120.0
+SECTIONS: dict[str, Any] = {
+    "job": "j",
+    "objective": ObjectiveSection(clip_low=0.5, clip_high=1.5).model_dump(),
+    "optimizer": OptimizerSection(lr=1e-3, warmup_steps=4).model_dump(),
+}
+
+
+async def start(model: Path, **environment: str) -> TrainerProcess:
+    trainer = TrainerProcess(cell=0, model_path=model, environment=environment)
+    await trainer.start(CALL_S)
+    await trainer.call("configure", CALL_S, **SECTIONS)
+    await trainer.call("form_world", CALL_S, epoch=0, rank=0, size=1, timeout_s=5.0)
+    return trainer
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainerProcess]:
+    model = make_tiny_model(tmp_path_factory.mktemp("process") / "model")
+    started = await start(model)
+    yield started
+    assert await started.stop() == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def trainer(shared: TrainerProcess, model: Path) -> TrainerProcess:
+    await shared.call("restore", CALL_S)
+    await shared.call("drop_accumulation", CALL_S)
+    await shared.call("load_weights", CALL_S, path=model, version=0, lineage=0)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("weights") / "model")
+
+
+def some_step(batch: str, seed: int) -> MicroStep:
+    executions = make_executions(random.Random(seed), count=4, vocab_size=512)
+    return make_micro_step(executions, batch=batch, index=0, normalizer=4)
+
+
+def stored(step: MicroStep, directory: Path) -> Path:
+    path = directory / f"{step.batch}-{step.index}.npz"
+    path.write_bytes(encode_microstep(step))
+    return path
+
+
+async def one_update(trainer: TrainerProcess, version: int, directory: Path) -> dict[str, Any]:
+    batch = f"b{version}"
+    await trainer.call("begin_batch", CALL_S, batch=batch, version=version)
+    path = stored(some_step(batch, seed=version), directory)
+    await trainer.call("micro_step", CALL_S, path=path)
+    return await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)
+
+
+async def test_a_checkpoint_resumes_to_the_identical_next_step(
+    trainer: TrainerProcess, model: Path, tmp_path: Path
+) -> None:
+    rates = [(await one_update(trainer, version, tmp_path))["lr"] for version in range(2)]
+    saved = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v2")
+    rates.append((await one_update(trainer, 2, tmp_path))["lr"])
+    expected = await trainer.call("checksum", CALL_S)
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
+
+    resumed = await start(model)
+    loaded = await resumed.call("load_checkpoint", CALL_S, dir=tmp_path / "v2", lineage=1)
+    assert loaded == {"num_updates": 2, "version": 2, "lineage": 1, "checksum": saved["sha256"]}
+    await one_update(resumed, 2, tmp_path)
+    found = await resumed.call("checksum", CALL_S)
+    assert await resumed.stop() == 0
+    assert found == expected | {"lineage": 1}
+
+
+async def test_a_checkpoint_is_what_the_engine_serves(
+    trainer: TrainerProcess, model: Path, tmp_path: Path
+) -> None:
+    await one_update(trainer, 0, tmp_path)
+    saved = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+    assert (saved["version"], saved["lineage"]) == (1, 0)
+    assert engine_checksum(read_checkpoint(tmp_path / "v1")) == saved["sha256"]
+    assert (await trainer.call("checksum", CALL_S))["checksum"] == saved["sha256"]
+    assert_same_file(tmp_path / "v1", model, "tokenizer.json")
+    assert no_drafts_in(tmp_path)
+    # A retried command finds the first one's work; another version does not overwrite it.
+    again = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+    assert again == saved
+    await one_update(trainer, 1, tmp_path)
+    with pytest.raises(TrainerRefused, match="already there"):
+        await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+
+
+async def test_a_damaged_checkpoint_is_refused_and_nothing_is_loaded(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v0")
+    before = await trainer.call("checksum", CALL_S)
+    stored_manifest(tmp_path / "v0", sha256="0" * 64)
+    with pytest.raises(TrainerRefused) as refusal:
+        await trainer.call("load_checkpoint", CALL_S, dir=tmp_path / "v0")
+    assert refusal.value.kind == "checkpoint_error"
+    (tmp_path / "v0" / "manifest.json").unlink()
+    with pytest.raises(TrainerRefused, match=r"manifest\.json"):
+        await trainer.call("load_checkpoint", CALL_S, dir=tmp_path / "v0")
+    assert await trainer.call("checksum", CALL_S) == before
+
+
+async def test_learning_rate_zero_moves_nothing(trainer: TrainerProcess, tmp_path: Path) -> None:
+    before = await trainer.call("checksum", CALL_S)
+    still = OptimizerSection(lr=0.0).model_dump()
+    await trainer.call("configure", CALL_S, **SECTIONS | {"optimizer": still})
+    finished = await one_update(trainer, 0, tmp_path)
+    after = await trainer.call("checksum", CALL_S)
+    await trainer.call("configure", CALL_S, **SECTIONS)
+    assert finished["version"] == 1
+    assert finished["grad_norm"] > 0
+    assert after == before | {"version": 1}
+
+
+async def test_offloaded_buffers_come_back_empty_and_usable(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    await one_update(trainer, 0, tmp_path)
+    await trainer.call("offload", CALL_S)
+    with pytest.raises(TrainerRefused, match="restore first"):
+        await trainer.call("begin_batch", CALL_S, batch="b1", version=1)
+    await trainer.call("restore", CALL_S)
+    finished = await one_update(trainer, 1, tmp_path)
+    switched = await trainer.call("checksum", CALL_S)
+
+    await trainer.call("load_weights", CALL_S, path=trainer.model_path, version=0, lineage=0)
+    await one_update(trainer, 0, tmp_path)
+    straight = await one_update(trainer, 1, tmp_path)
+    assert straight["grad_norm"] == finished["grad_norm"]
+    assert await trainer.call("checksum", CALL_S) == switched
+
+
+async def test_refusals_are_classified_and_the_trainer_lives(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    path = stored(some_step("b0", seed=0), tmp_path)
+    garbage = tmp_path / "garbage.npz"
+    garbage.write_bytes(b"no micro-step")
+    early: list[tuple[str, dict[str, Any], str]] = [
+        ("micro_step", {"path": path}, "wrong_state"),
+        ("finish_batch", {"members": [0], "epoch": 0, "final": True}, "wrong_state"),
+        ("begin_batch", {"batch": "b0", "version": 7}, "wrong_version"),
+        ("begin_batch", {"batch": "b0"}, "bad_command"),
+        ("begin_batch", {"batch": "b0", "version": 0, "extra": 1}, "bad_command"),
+        ("train_harder", {}, "bad_command"),
+        ("load_weights", {"path": tmp_path, "version": 0, "lineage": 0}, "bad_model"),
+        (
+            "pull_weights",
+            {"host": "127.0.0.1", "port": 1, "version": 0, "lineage": 0},
+            "weights_unavailable",
+        ),
+        ("configure", {"job": "j", "objective": {}, "optimizer": {}}, "bad_command"),
+    ]
+    within: list[tuple[str, dict[str, Any], str]] = [
+        ("micro_step", {"path": garbage}, "bad_micro_step"),
+        ("micro_step", {"path": tmp_path / "absent"}, "bad_micro_step"),
+        ("micro_step", {"path": path, "digest": "0" * 64}, "bad_micro_step"),
+        ("micro_step", {"path": stored(some_step("other", seed=0), tmp_path)}, "wrong_state"),
+        ("load_weights", {"path": trainer.model_path, "version": 1, "lineage": 0}, "wrong_state"),
+        ("offload", {}, "wrong_state"),
+        ("finish_batch", {"members": [0], "epoch": 9, "final": True}, "wrong_state"),
+    ]
+    assert await kinds_of(trainer, early) == [kind for _, _, kind in early]
+    await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
+    assert await kinds_of(trainer, within) == [kind for _, _, kind in within]
+    digest = microstep_digest(path.read_bytes())
+    await trainer.call("micro_step", CALL_S, path=path, digest=digest)
+    assert await kinds_of(trainer, [("micro_step", {"path": path}, "")]) == ["wrong_state"]
+    status = await trainer.call("status", CALL_S)
+    assert status["accumulated"] == [0]
+    assert status["pid"] == trainer.pid
+
+
+async def test_a_token_outside_the_vocabulary_is_refused(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    executions = make_executions(random.Random(0), count=2, vocab_size=5000)
+    step = make_micro_step(executions, batch="b0", index=0, normalizer=2)
+    await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
+    with pytest.raises(TrainerRefused, match="vocabulary of 512"):
+        await trainer.call("micro_step", CALL_S, path=stored(step, tmp_path))
+
+
+async def test_a_loss_that_is_not_finite_adds_nothing(
+    trainer: TrainerProcess, model: Path, tmp_path: Path
+) -> None:
+    weights = read_weights(model)
+    weights["model.norm.weight"][0] = float("nan")
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    await trainer.call("load_weights", CALL_S, path=tmp_path, version=0, lineage=0)
+    await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
+    with pytest.raises(TrainerRefused) as refusal:
+        await trainer.call("micro_step", CALL_S, path=stored(some_step("b0", 0), tmp_path))
+    assert refusal.value.kind == "non_finite_loss"
+    assert (await trainer.call("status", CALL_S))["accumulated"] == []
+
+
+async def test_a_batch_of_placeholders_updates_with_a_zero_gradient(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    step = MicroStep(batch="b0", index=0, row_tokens=8, normalizer=4, executions=(), rows=())
+    await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
+    await trainer.call("micro_step", CALL_S, path=stored(step, tmp_path))
+    finished = await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)
+    assert (finished["grad_norm"], finished["skipped"], finished["version"]) == (0.0, False, 1)
+
+
+async def test_a_killed_trainer_fails_the_call_that_waits_for_it(model: Path) -> None:
+    doomed = await start(model)
+    doomed.kill()
+    with pytest.raises(TrainerGone):
+        await doomed.call("status", CALL_S)
+    assert await asyncio.gather(doomed.wait(), doomed.wait()) == [-signal.SIGKILL] * 2
+
+
+async def test_a_model_it_cannot_read_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    trainer = TrainerProcess(cell=3, model_path=tmp_path, log_path=log)
+    with pytest.raises(TrainerGone):
+        await trainer.start(CALL_S)
+    assert await trainer.wait() == 2
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("trainer of cell 3: ")
+    assert "config.json" in line
+
+
+async def test_a_trainer_ends_with_its_agent(model: Path) -> None:
+    """In the middle of a wait for peers that never come, too."""
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _AGENT, str(model), json.dumps(SECTIONS), stdout=subprocess.PIPE
+    )
+    assert agent.stdout is not None
+    pid = int(await agent.stdout.readline())
+    agent.kill()
+    await agent.wait()
+    deadline = asyncio.get_running_loop().time() + 20.0
+    while not has_ended(pid):
+        assert asyncio.get_running_loop().time() < deadline, "the orphan lives on"
+        await asyncio.sleep(0.05)
+
+
+# Starts a trainer, sends it into a rendezvous where nobody answers, and says its process id.
+_AGENT = """
+import asyncio, json, sys
+from pathlib import Path
+from gyre.cell_agent.trainer.client import TrainerProcess
+async def main():
+    trainer = TrainerProcess(cell=0, model_path=Path(sys.argv[1]))
+    await trainer.start()
+    await trainer.call("configure", 60, **json.loads(sys.argv[2]))
+    store = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gyre.cell_agent.rendezvous", stdin=-1, stdout=-1)
+    port = json.loads(await store.stdout.readline())["port"]
+    waiting = asyncio.create_task(trainer.call(
+        "form_world", 600, epoch=0, rank=0, size=2, timeout_s=600.0, store_port=port))
+    await asyncio.sleep(1)
+    print(trainer.pid, flush=True)
+    await waiting
+asyncio.run(main())
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Or waits to be collected by whoever adopts orphans here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def assert_same_file(one: Path, other: Path, name: str) -> None:
+    assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+def no_drafts_in(directory: Path) -> bool:
+    return not list(directory.glob(".*"))
+
+
+def stored_manifest(directory: Path, **changes: str) -> None:
+    manifest = directory / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+
+
+async def kinds_of(
+    trainer: TrainerProcess, commands: list[tuple[str, dict[str, Any], str]]
+) -> list[str]:
+    found = []
+    for name, arguments, _ in commands:
+        try:
+            await trainer.call(name, CALL_S, **arguments)
+            found.append("no refusal")
+        except TrainerRefused as refusal:
+            found.append(refusal.kind)
+    return found

@@ -1,0 +1,111 @@
+"""Gyre's own stack as a plan: the right processes with the settings that they read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre.adapters.settings import ServiceSettings
+from gyre.cell_agent.settings import CellAgentSettings
+from gyre.embedded.paths import StackPaths, read_json
+from gyre.embedded.process import ProcessSpec
+from gyre.embedded.stack import StackPlan, standard
+from gyre.evaluator.settings import EvaluatorSettings
+from gyre.proxy.settings import ProxySettings
+from gyre.runner.settings import RunnerSettings
+from gyre.scheduler.settings import SchedulerSettings
+from gyre.trajectory.settings import TrajectorySettings
+
+OUTSIDE = {
+    "GYRE_NATS_URL": "nats://somewhere:4222",
+    "GYRE_DATABASE_URL": "postgresql+psycopg://user@somewhere/db",
+    "PATH": os.defpath,
+}
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "scheduler": SchedulerSettings,
+    "runner": RunnerSettings,
+    "proxy": ProxySettings,
+    "evaluator": EvaluatorSettings,
+    "trajectory": TrajectorySettings,
+    "cell-0": CellAgentSettings,
+    "cell-1": CellAgentSettings,
+}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StackPaths:
+    paths = StackPaths.of(tmp_path / "a home")
+    paths.create()
+    return paths
+
+
+@pytest.fixture
+def plan(paths: StackPaths) -> Iterator[StackPlan]:
+    plan = standard(paths, 2, OUTSIDE)
+    yield plan
+    for listener in plan.held:
+        listener.close()
+
+
+def specs(plan: StackPlan) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for stage in plan.stages for spec in stage}
+
+
+def test_the_stack_has_every_service_and_one_agent_a_cell(plan: StackPlan) -> None:
+    assert set(specs(plan)) == {"prepare", "store", *SETTINGS}
+    assert [spec.name for spec in plan.stages[0]] == ["prepare"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_service_starts_from_the_environment_of_the_stack(
+    plan: StackPlan, paths: StackPaths, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [key for key in os.environ if key.startswith("GYRE_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in specs(plan)[name].env.items():
+        monkeypatch.setenv(variable, value)
+    settings = SETTINGS[name]()
+    assert settings.home == paths.home
+    assert settings.nats_url == OUTSIDE["GYRE_NATS_URL"]
+
+
+def test_the_proxy_alone_inherits_the_listening_socket(plan: StackPlan) -> None:
+    (listener,) = plan.held
+    inheriting = {name: spec.pass_fds for name, spec in specs(plan).items() if spec.pass_fds}
+    assert inheriting == {"proxy": (listener.fileno(),)}
+    assert specs(plan)["proxy"].env["GYRE_PROXY_LISTEN_FD"] == str(listener.fileno())
+    assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_the_next_start_takes_the_same_ports_where_they_are_free(paths: StackPaths) -> None:
+    first = standard(paths, 1, OUTSIDE)
+    for listener in first.held:
+        listener.close()
+    second = standard(paths, 1, OUTSIDE)
+    assert second.description.ports == first.description.ports
+    third = standard(paths, 1, OUTSIDE)  # the proxy's port is held by the second
+    assert third.description.ports["proxy"] != second.description.ports["proxy"]
+    for listener in (*second.held, *third.held):
+        listener.close()
+
+
+def test_secrets_are_made_once_and_the_environment_wins(paths: StackPaths) -> None:
+    for listener in standard(paths, 1, OUTSIDE).held:
+        listener.close()
+    first = read_json(paths.secrets)
+    for listener in standard(paths, 1, {**OUTSIDE, "GYRE_API_TOKEN": "mine"}).held:
+        listener.close()
+    second = read_json(paths.secrets)
+    assert first is not None
+    assert second == {**first, "api_token": "mine"}
+    assert first["api_token"] != first["key_secret"]
+    assert paths.secrets.stat().st_mode & 0o077 == 0
+
+
+def test_no_secret_is_on_a_command_line(plan: StackPlan, paths: StackPaths) -> None:
+    secrets = (read_json(paths.secrets) or {}).values()
+    arguments = " ".join(arg for spec in specs(plan).values() for arg in spec.argv)
+    assert [value for value in secrets if value in arguments] == []
