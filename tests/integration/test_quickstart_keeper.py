@@ -94,6 +94,12 @@ def server_pid(handle: LaunchHandle) -> int:
     return process.parent
 
 
+def read_complete(path: Path) -> str | None:
+    """The file's text once its last line is complete."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text if text.endswith("\n") else None
+
+
 async def until_gone(pid: int) -> None:
     deadline = time.monotonic() + 10
     while (process := read_process(pid)) is not None and not process.is_zombie:
@@ -104,10 +110,10 @@ async def until_gone(pid: int) -> None:
 async def read_pid(path: Path) -> int:
     """The process id that a launched program writes into the file."""
     deadline = time.monotonic() + 10
-    while not (path.exists() and path.read_text(encoding="utf-8").endswith("\n")):
+    while (text := read_complete(path)) is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
-    return int(path.read_text(encoding="utf-8"))
+    return int(text)
 
 
 async def test_exit_codes_signals_and_streams_are_recorded(spawn: Keeper, tmp_path: Path) -> None:
@@ -180,7 +186,8 @@ async def test_sigterm_comes_before_sigkill(spawn: Keeper, tmp_path: Path) -> No
 async def test_kill_ends_descendants_that_ignore_sigterm_and_left_the_session(
     spawn: Keeper, tmp_path: Path
 ) -> None:
-    daemon = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.05; done' & wait"
+    endless = 'trap "" TERM; echo $$ > pid; while :; do sleep 0.05; done'
+    daemon = f"trap '' TERM; setsid sh -c '{endless}' & wait"
     command = request(tmp_path, "a", "sh", "-c", daemon)
     handle = await spawn.launch(command)
     daemon_pid = await read_pid(command.cwd / "pid")
@@ -235,11 +242,11 @@ async def test_another_runner_finds_the_server_and_the_launch(
         "    print((await k.wait(k.find(Path(sys.argv[2])), 20)).exit_code)\n"
         "asyncio.run(main())"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), str(command.status)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (shown.stdout, shown.stderr) == ("6\n", "")
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path), str(command.status), stdout=subprocess.PIPE
+    )
+    shown, _ = await asyncio.wait_for(other.communicate(), 60)
+    assert (shown, other.returncode) == (b"6\n", 0)
     assert not (tmp_path / "other.log").exists()
     assert await keepers.wait(handle, 0) == Exit(exit_code=6, signal=None)
 

@@ -89,13 +89,13 @@ async def test_a_checkpoint_resumes_to_the_identical_next_step(
     trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     rates = [(await one_update(trainer, version, tmp_path))["lr"] for version in range(2)]
-    saved = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v2")
+    saved = await trainer.call("save_checkpoint", CALL_S, directory=tmp_path / "v2")
     rates.append((await one_update(trainer, 2, tmp_path))["lr"])
     expected = await trainer.call("checksum", CALL_S)
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
 
     resumed = await start(model)
-    loaded = await resumed.call("load_checkpoint", CALL_S, dir=tmp_path / "v2", lineage=1)
+    loaded = await resumed.call("load_checkpoint", CALL_S, directory=tmp_path / "v2", lineage=1)
     assert loaded == {"num_updates": 2, "version": 2, "lineage": 1, "checksum": saved["sha256"]}
     await one_update(resumed, 2, tmp_path)
     found = await resumed.call("checksum", CALL_S)
@@ -107,32 +107,32 @@ async def test_a_checkpoint_is_what_the_engine_serves(
     trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     await one_update(trainer, 0, tmp_path)
-    saved = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+    saved = await trainer.call("save_checkpoint", CALL_S, directory=tmp_path / "v1")
     assert (saved["version"], saved["lineage"]) == (1, 0)
     assert engine_checksum(read_checkpoint(tmp_path / "v1")) == saved["sha256"]
     assert (await trainer.call("checksum", CALL_S))["checksum"] == saved["sha256"]
     assert_same_file(tmp_path / "v1", model, "tokenizer.json")
     assert no_drafts_in(tmp_path)
     # A retried command finds the first one's work; another version does not overwrite it.
-    again = await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+    again = await trainer.call("save_checkpoint", CALL_S, directory=tmp_path / "v1")
     assert again == saved
     await one_update(trainer, 1, tmp_path)
     with pytest.raises(TrainerRefused, match="already there"):
-        await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v1")
+        await trainer.call("save_checkpoint", CALL_S, directory=tmp_path / "v1")
 
 
 async def test_a_damaged_checkpoint_is_refused_and_nothing_is_loaded(
     trainer: TrainerProcess, tmp_path: Path
 ) -> None:
-    await trainer.call("save_checkpoint", CALL_S, dir=tmp_path / "v0")
+    await trainer.call("save_checkpoint", CALL_S, directory=tmp_path / "v0")
     before = await trainer.call("checksum", CALL_S)
     stored_manifest(tmp_path / "v0", sha256="0" * 64)
     with pytest.raises(TrainerRefused) as refusal:
-        await trainer.call("load_checkpoint", CALL_S, dir=tmp_path / "v0")
+        await trainer.call("load_checkpoint", CALL_S, directory=tmp_path / "v0")
     assert refusal.value.kind == "checkpoint_error"
     (tmp_path / "v0" / "manifest.json").unlink()
     with pytest.raises(TrainerRefused, match=r"manifest\.json"):
-        await trainer.call("load_checkpoint", CALL_S, dir=tmp_path / "v0")
+        await trainer.call("load_checkpoint", CALL_S, directory=tmp_path / "v0")
     assert await trainer.call("checksum", CALL_S) == before
 
 

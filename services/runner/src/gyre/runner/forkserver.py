@@ -83,7 +83,7 @@ class Harness:
         if self.entry is None:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
                 signal.signal(number, signal.SIG_DFL)
-            os.execvpe(self.argv[0], self.argv, dict(os.environ))
+            os.execvp(self.argv[0], self.argv)  # noqa: S606 - what this program is for
         module, _, attribute = self.entry.partition(":")
         sys.argv = self.argv
         sys.exit(getattr(sys.modules[module], attribute)())
@@ -255,8 +255,10 @@ class Server:
                     if key.fileobj is self.listener:
                         connection, _ = self.listener.accept()
                         outcome = self.handle(connection)
-                        if outcome is not True:
+                        if isinstance(outcome, Harness):
                             return outcome
+                        if not outcome:
+                            return None
                 if not self.has_children and time.monotonic() - self.last_used > self.idle_s:
                     return None
 
@@ -271,8 +273,8 @@ class Server:
         except ChildProcessError:
             self.has_children = False
 
-    def handle(self, connection: socket.socket) -> Harness | bool | None:
-        """One request: True to go on, None to stop, a Harness in the child."""
+    def handle(self, connection: socket.socket) -> Harness | bool:
+        """One request: whether to go on, or a Harness in the child."""
         self.last_used = time.monotonic()
         with connection:
             try:
@@ -282,7 +284,7 @@ class Server:
                     reply(connection, {"fingerprint": self.fingerprint, "pid": os.getpid()})
                 elif operation == "shutdown":
                     reply(connection, {"pid": os.getpid()})
-                    return None
+                    return False
                 elif operation == "launch":
                     return self.launch(request, connection) or True
                 else:
@@ -306,7 +308,7 @@ class Server:
             try:
                 self.forget()
                 return keep(request, self.entry, theirs)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - reported, and the process ends here
                 # Nothing of a child may reach the server's loop.
                 traceback.print_exc()
                 os._exit(1)

@@ -63,7 +63,10 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """One launch. env is complete, nothing is inherited; limits maps `FSIZE` to RLIMIT_FSIZE."""
+    """One launch. env is complete, nothing is inherited; limits maps `FSIZE` to RLIMIT_FSIZE.
+
+    Paths are absolute: the server has a working directory of its own.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -131,10 +134,10 @@ class Keeper:
             "argv": list(request.argv),
             "env": dict(request.env),
             "limits": dict(request.limits),
-            **{
-                name: os.path.abspath(getattr(request, name))  # noqa: PTH100 - keeps symlinks
-                for name in ("cwd", "stdout", "stderr", "status")
-            },
+            "cwd": str(request.cwd),
+            "stdout": str(request.stdout),
+            "stderr": str(request.stderr),
+            "status": str(request.status),
         }
         try:
             answer = await self._ask(message)

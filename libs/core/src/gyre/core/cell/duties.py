@@ -196,10 +196,9 @@ def _restore(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _form_world(state: CellState, held: Holdings) -> Duty | None:
-    """Never a world that an earlier trainer of this cell was in: its peers do not wait for us."""
-    if state.epoch in (held.world_epoch, held.broken_epoch, state.left_epoch):
+    if state.epoch in (held.world_epoch, held.broken_epoch):
         return None
-    if state.cell not in state.world:
+    if state.cell not in state.world or state.doomed:
         return None
     if state.cell not in state.ready:
         return AwaitWorld(epoch=state.epoch)
@@ -322,7 +321,7 @@ def _finish(state: CellState, held: Holdings) -> Duty | None:
 def _report_broken(state: CellState, held: Holdings) -> Duty | None:
     if held.broken_epoch != state.epoch or state.left_epoch == state.epoch:
         return None
-    return ReportBroken(epoch=state.epoch, explained=state.peer_died)
+    return ReportBroken(epoch=state.epoch, explained=state.doomed)
 
 
 def _my_batch(state: CellState, held: Holdings) -> OpenBatch | None:

@@ -45,7 +45,8 @@ def _job_finished(state: CellState, body: sched.JobFinished) -> None:
 def _world_formed(state: CellState, body: sched.WorldFormed) -> None:
     state.epoch, state.world = body.epoch, body.cells
     state.ready = set()
-    state.peer_died = False
+    # A trainer may have died between the decision and this event.
+    state.doomed = not state.trainers.issuperset(body.cells)
 
 
 def _world_ready(state: CellState, body: cell_events.WorldReady) -> None:
@@ -156,22 +157,23 @@ def _engine_lost(state: CellState, body: cell_events.EngineLost) -> None:
 
 
 def _trainer_ready(state: CellState, body: cell_events.TrainerReady) -> None:
+    state.trainers.add(body.cell)
     if body.cell == state.cell:
         state.trainer_reported = True
 
 
 def _trainer_lost(state: CellState, body: cell_events.TrainerLost) -> None:
+    state.trainers.discard(body.cell)
+    state.doomed |= body.cell in state.world
     if body.cell == state.cell:
         state.trainer_reported = False
         state.left_epoch = state.epoch
-    else:
-        state.peer_died |= body.cell in state.world
-    state.ready.discard(body.cell)
     if body.cell == state.order[0]:
         state.exposure = None
 
 
 def _world_broken(state: CellState, body: cell_events.WorldBroken) -> None:
+    state.doomed |= body.epoch == state.epoch
     if body.cell == state.cell:
         state.left_epoch = max(state.left_epoch, body.epoch)
 

@@ -64,8 +64,9 @@ class CellState:
 
     transition: a transition_started into training that my role_changed has not answered yet.
     leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
-    ready: cells that wait to connect to the world. left_epoch: the last world that my trainer left,
-    by its death or its peers'. peer_died: another of the world has died since it was formed. restored: what the core must hold again after
+    trainers: cells whose trainer is up. ready: cells that wait to connect to the world. doomed: one of
+    the world's trainers is dead or has lost it, so that nobody connects to it any more. left_epoch: the
+    last world that my own trainer left, by its death or its peers'. restored: what the core must hold again after
     its loss. initial: names the job's own model. serving: what each cell's engine is said to hold.
     """
 
@@ -85,9 +86,10 @@ class CellState:
     core_stays: bool = False
     epoch: int = 0
     world: tuple[int, ...] = ()
+    trainers: set[int] = field(default_factory=set)
     ready: set[int] = field(default_factory=set)
+    doomed: bool = False
     left_epoch: int = 0
-    peer_died: bool = False
     initial: Version = (1, 0)
     version: Version = (1, 0)
     published: Version = (1, 0)

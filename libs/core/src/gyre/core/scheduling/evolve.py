@@ -294,7 +294,10 @@ def _role_changed(state: JobState, body: cell_events.RoleChanged) -> None:
 
 
 def _move(state: JobState, moves: tuple[sched.Move, ...]) -> None:
+    """An execution that ended between the decision and its event holds no slot anywhere."""
     for move in moves:
+        if state.executions[move.execution].terminated:
+            continue
         state.cells[move.source].executions.pop(move.execution, None)
         state.cells[move.destination].executions[move.execution] = None
         state.executions[move.execution].cell = move.destination

@@ -189,12 +189,12 @@ class TrainerCommands:
             raise CheckpointError(f"{path}: {error}") from error
         return {"path": str(path)}
 
-    def save_checkpoint(self, *, dir: Path) -> Answer:  # noqa: A002  the command says dir
+    def save_checkpoint(self, *, directory: Path) -> Answer:
         """The directory must not exist, or hold this very checkpoint."""
         held = self.trainer.require_held()
         try:
             manifest = save_checkpoint(
-                dir,
+                directory,
                 model_path=self.model_path,
                 weights=self.trainer.weights(),
                 optimizer=self.trainer.optimizer_state(),
@@ -202,22 +202,19 @@ class TrainerCommands:
                 lineage=held.lineage,
             )
         except OSError as error:
-            raise CheckpointError(f"{dir}: {error}") from error
+            raise CheckpointError(f"{directory}: {error}") from error
         return {
-            "path": str(dir),
+            "path": str(directory),
             "version": manifest.version,
             "lineage": manifest.lineage,
             "sha256": manifest.sha256,
         }
 
     def load_checkpoint(
-        self,
-        *,
-        dir: Path,  # noqa: A002  the command says dir
-        lineage: int | None = None,
+        self, *, directory: Path, lineage: int | None = None
     ) -> Answer:
         """Weights and optimizer state. lineage: the new one that a restore starts."""
-        checkpoint = load_checkpoint(dir)
+        checkpoint = load_checkpoint(directory)
         manifest = checkpoint.manifest
         name = WeightsName(
             version=manifest.version, lineage=manifest.lineage if lineage is None else lineage

@@ -1,0 +1,1 @@
+"""The vendor APIs, exact tokens, live trees, rerouting."""

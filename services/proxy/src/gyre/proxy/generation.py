@@ -1,0 +1,268 @@
+"""Samples one turn, wherever the execution's route leads while it lasts.
+
+consumes: the route (woken by facts), an engine's stream
+produces: the whole turn, and call_rerouted for each time it went on elsewhere
+waits for: an engine at the end of the route; the stream; a change of route; the call's deadline
+is unblocked by: role_changed of the cell, a move to another cell, the client's leaving
+
+A call never fails because a cell changes role: tokens already sampled are kept, and the next
+engine continues from context + kept tokens. What ends a call early is its deadline, or `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from gyre.contracts.events.calls import CallRerouted, Span
+from gyre.core.routing import Engine
+from gyre.proxy.engines import EngineBroken, EngineRefused, Engines, EngineStream, SamplingOrder
+from gyre.proxy.executions import Execution, Registry
+from gyre.proxy.watch import Watch, wait_until
+
+# How long a source engine has to hand over what it sampled; its stream has it already.
+HANDOVER_S = 2.0
+# Between tries of an engine that broke off without a fact that says why: it may be switching.
+RETRY_S = 0.05
+MAX_RETRY_S = 1.0
+
+Reason = Literal["transition", "engine_lost", "publication"]
+
+
+class GenerationFailed(Exception):
+    """The turn cannot be had. retryable: whether asking again later may help."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class GenerationStopped(Exception):
+    """Ended before the turn was whole: by the client, the deadline or the execution's end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """One call's sampling. Mutated by `Generator.run` and `stop`.
+
+    input_ids: context. deadline: on the event loop's clock. output_ids, logprobs, spans: kept over
+    all attempts, finish: "stop" or "length" once whole.
+    """
+
+    call: str
+    execution: Execution
+    index: int
+    input_ids: array[int]
+    max_new_tokens: int
+    temperature: float
+    stop_token_ids: tuple[int, ...]
+    deadline: float
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    num_cached: int = 0
+    num_reroutes: int = 0
+    stopped: str | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self, reason: str) -> None:
+        """Ends the sampling; what was sampled stays in `output_ids`."""
+        if self.stopped is None:
+            self.stopped = reason
+            self.wake.set()
+
+
+class Generator:
+    """Runs generations. Holds no state of its own."""
+
+    def __init__(self, registry: Registry, watch: Watch, engines: Engines) -> None:
+        self._registry = registry
+        self._watch = watch
+        self._engines = engines
+
+    async def run(
+        self, generation: Generation, report: Callable[[CallRerouted], Awaitable[None]]
+    ) -> None:
+        """Fills `generation` to a whole turn. report: appends a call_rerouted.
+
+        Raises GenerationStopped, GenerationFailed.
+        """
+        source: Engine | None = None
+        reason: Reason = "transition"
+        retry_s = RETRY_S
+        while generation.finish is None:
+            not_before = _now() + retry_s if source and reason != "transition" else 0.0
+            engine = await self._next_engine(generation, source, not_before)
+            event = None if source is None else _rerouted(generation, source, engine, reason)
+            if event is not None and engine != source:
+                await _report(generation, event, report)
+                event = None
+            kept = len(generation.output_ids)
+            reason = await self._attempt(generation, engine)
+            source = engine
+            progressed = len(generation.output_ids) > kept
+            if event is not None and progressed:
+                # The same engine again: knocking at one that is gone is no reroute.
+                await _report(generation, event, report)
+            retry_s = RETRY_S if progressed else min(2 * retry_s, MAX_RETRY_S)
+
+    async def _next_engine(
+        self, generation: Generation, source: Engine | None, not_before: float
+    ) -> Engine:
+        """Waits for an engine at the end of the route; not before `not_before` for the same one."""
+        execution = generation.execution
+        while True:
+            self._check(generation)
+            engine = self._registry.engine(execution)
+            ready = engine is not None and (engine != source or _now() >= not_before)
+            if engine is not None and ready:
+                return engine
+            until = generation.deadline if engine is None else min(not_before, generation.deadline)
+            with self._watch.registered(generation.wake, self._keys(execution)):
+                late = not await wait_until(generation.wake, until)
+            if late and _now() >= generation.deadline:
+                raise GenerationFailed("no engine was ready in time", retryable=True)
+
+    async def _attempt(self, generation: Generation, engine: Engine) -> Reason:
+        """Samples at one engine until the turn is whole or it must go on elsewhere; says why."""
+        stream = self._engines.stream(engine.url, (engine.lineage, engine.version))
+        order = _order(generation)
+        running = asyncio.create_task(stream.run(order))
+        running.add_done_callback(lambda _: generation.wake.set())
+        reason: Reason = "engine_lost"
+        try:
+            with self._watch.registered(generation.wake, self._keys(generation.execution)):
+                while not running.done():
+                    if generation.stopped is not None or self._moved(generation, engine):
+                        reason = "transition"
+                        await self._hand_over(engine, order.rid, running)
+                        break
+                    if not await wait_until(generation.wake, generation.deadline):
+                        generation.stop("the call's time is over")
+            if running.done() and self._outcome(running) and reason != "transition":
+                reason = "publication"
+        finally:
+            running.cancel()
+            _keep(generation, engine, stream)
+        self._check(generation)
+        return reason
+
+    def _outcome(self, running: asyncio.Task[None]) -> bool:
+        """Whether the stream ended by itself. Raises GenerationFailed if it was refused."""
+        if running.cancelled():
+            return False
+        match running.exception():
+            case None:
+                return True
+            case EngineBroken():
+                return False
+            case EngineRefused() as refusal:
+                raise GenerationFailed(str(refusal), retryable=False)
+            case error:
+                raise error
+
+    def _moved(self, generation: Generation, engine: Engine) -> bool:
+        now = self._registry.engine(generation.execution)
+        return now is None or (now.cell, now.epoch) != (engine.cell, engine.epoch)
+
+    async def _hand_over(self, engine: Engine, rid: str, running: asyncio.Task[None]) -> None:
+        """The source ends the attempt with what it has. If it does not answer, the connection is
+        dropped: what it had streamed is kept."""
+        deadline = _now() + HANDOVER_S
+        await self._engines.abort(engine.url, rid, HANDOVER_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wait({running})
+
+    def _check(self, generation: Generation) -> None:
+        if generation.finish is None and generation.stopped is not None:
+            raise GenerationStopped(generation.stopped)
+
+    def _keys(self, execution: Execution) -> tuple[str | tuple[str, int], ...]:
+        cell = self._registry.routes.cell(execution.id)
+        return (execution.id,) if cell is None else (execution.id, (execution.job, cell))
+
+
+def _order(generation: Generation) -> SamplingOrder:
+    kept = len(generation.output_ids)
+    context = generation.input_ids
+    return SamplingOrder(
+        rid=secrets.token_hex(16),
+        input_ids=context + array("i", generation.output_ids) if kept else context,
+        max_new_tokens=generation.max_new_tokens - kept,
+        temperature=generation.temperature,
+        seed=_seed(generation.execution.seed, generation.index, kept),
+        stop_token_ids=generation.stop_token_ids,
+    )
+
+
+def _seed(seed: int, index: int, kept: int) -> int:
+    """31 bits from (execution's seed, call, tokens kept): a retry of the run samples the same."""
+    digest = sha256(f"{seed}.{index}.{kept}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _keep(generation: Generation, engine: Engine, stream: EngineStream) -> None:
+    """Adds what the attempt sampled, with its policy versions and cell."""
+    sample = stream.sample()
+    offset = len(generation.output_ids)
+    if offset == 0:
+        generation.num_cached = sample.num_cached
+    generation.output_ids.extend(sample.token_ids)
+    generation.logprobs.extend(sample.logprobs)
+    for span in sample.spans:
+        _add_span(
+            generation.spans,
+            Span(
+                start=offset + span.start,
+                end=offset + span.end,
+                version=span.version,
+                lineage=span.lineage,
+                cell=engine.cell,
+            ),
+        )
+    if sample.finish in ("stop", "length"):
+        generation.finish = "stop" if sample.finish == "stop" else "length"
+    elif generation.output_ids and generation.output_ids[-1] in generation.stop_token_ids:
+        generation.finish = "stop"
+    elif len(generation.output_ids) >= generation.max_new_tokens:
+        generation.finish = "length"
+
+
+def _add_span(spans: list[Span], span: Span) -> None:
+    last = spans[-1] if spans else None
+    if last is not None and last.model_copy(update={"end": span.end, "start": span.start}) == span:
+        spans[-1] = last.model_copy(update={"end": span.end})
+    else:
+        spans.append(span)
+
+
+async def _report(
+    generation: Generation, event: CallRerouted, report: Callable[[CallRerouted], Awaitable[None]]
+) -> None:
+    generation.num_reroutes += 1
+    await report(event)
+
+
+def _rerouted(
+    generation: Generation, source: Engine, destination: Engine, reason: Reason
+) -> CallRerouted:
+    return CallRerouted(
+        call=generation.call,
+        execution=generation.execution.id,
+        source=source.cell,
+        destination=destination.cell,
+        tokens_kept=len(generation.output_ids),
+        reason=reason,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

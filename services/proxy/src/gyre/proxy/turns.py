@@ -1,0 +1,56 @@
+"""A sampled turn as clients see it: its ids, and what of it comes back in their history."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from gyre.core.matching import SentTurn
+from gyre.proxy.encoding import ParsedTurn
+from gyre.proxy.openai_chat import Answer, AnswerCall, TokenLogprob
+
+
+def sent_turn(call: str, turn: ParsedTurn) -> SentTurn:
+    """What the client was sent, as far as its echo is matched."""
+    return SentTurn(
+        content=turn.content,
+        tool_call_ids=tuple(tool_call_id(call, index) for index in range(len(turn.tool_calls))),
+    )
+
+
+def tool_call_id(call: str, index: int) -> str:
+    """`call_` and 24 hex digits, unique in the stack, the same after a restart."""
+    return "call_" + sha256(f"{call}\x1f{index}".encode()).hexdigest()[:24]
+
+
+def completion_id(call: str) -> str:
+    """`chatcmpl-` and 24 hex digits: clients merge answers that share an id."""
+    return "chatcmpl-" + sha256(call.encode()).hexdigest()[:24]
+
+
+def as_answer(
+    call: str,
+    turn: ParsedTurn,
+    *,
+    created: int,
+    finish: str,
+    num_input: int,
+    num_output: int,
+    num_cached: int,
+    logprobs: tuple[TokenLogprob, ...] = (),
+) -> Answer:
+    """The answer that `turn` makes. created: unix seconds. finish: unless it ends in tool calls."""
+    return Answer(
+        id=completion_id(call),
+        created=created,
+        content=turn.content,
+        reasoning=turn.reasoning,
+        tool_calls=tuple(
+            AnswerCall(id=tool_call_id(call, index), name=item.name, arguments=item.arguments)
+            for index, item in enumerate(turn.tool_calls)
+        ),
+        finish_reason="tool_calls" if turn.tool_calls else finish,
+        prompt_tokens=num_input,
+        completion_tokens=num_output,
+        cached_tokens=num_cached,
+        logprobs=logprobs,
+    )
