@@ -103,6 +103,8 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # One line a request says nothing that the events do not.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:

@@ -140,7 +140,8 @@ def _services(
             own = {"GYRE_PROXY_LISTEN_FD": str(listener.fileno())}
         specs.append(_service(paths, name, f"gyre.{name}", {**env, **own}, fds))
     for cell in range(cells):
-        own = {"GYRE_CELL": str(cell)}
+        # All cells share this machine: calls have deadlines, training has none, so it yields.
+        own = {"GYRE_CELL": str(cell), "GYRE_TRAINER_NICE": env.get("GYRE_TRAINER_NICE", "10")}
         specs.append(_service(paths, f"cell-{cell}", "gyre.cell_agent", {**env, **own}))
     return specs
 

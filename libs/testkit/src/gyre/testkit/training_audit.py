@@ -5,8 +5,9 @@ from __future__ import annotations
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.testkit.simulated_trainer import INITIAL, Label
-from gyre.testkit.training_world import TrainingWorld
+from gyre.testkit.training_world import JOB, TrainingWorld
 
 
 def audit(world: TrainingWorld) -> None:
@@ -21,6 +22,7 @@ def audit(world: TrainingWorld) -> None:
     _versions_count_the_steps(world)
     _groups_are_consumed_once(world)
     _published_is_durable(world, truth)
+    _decisions_follow_from_the_log(world)
 
 
 def weights_by_version(world: TrainingWorld) -> dict[Label, str]:
@@ -151,3 +153,20 @@ def _published_is_durable(world: TrainingWorld, truth: dict[Label, str]) -> None
                 assert all(serving[cell] == label for cell in settled), (published, serving)
             case _:
                 pass
+
+
+def _decisions_follow_from_the_log(world: TrainingWorld) -> None:
+    """Whatever fell in between: the log up to `based_on` and `now` give each decision again. At the
+    end nobody holds a slot."""
+    by_base: dict[int, list[sched.Decision]] = {}
+    for fact in world.log:
+        if isinstance(fact.body, sched.Decision) and not isinstance(fact.body, sched.JobStarted):
+            by_base.setdefault(fact.body.based_on, []).append(fact.body)
+    state = JobState(job=JOB)
+    for fact in world.log:
+        if fact.job == JOB:
+            evolve(state, fact.sequence, fact.body)
+            for decision in by_base.get(fact.sequence, ()):
+                assert next_decision(state, decision.now) == decision
+    assert not any(cell.executions for cell in state.cells.values())
+    assert not state.queue

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre.adapters.eventlog.base import SequenceConflict, Stream
+from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Fact, Journal
 from gyre.contracts import subjects
@@ -291,6 +291,3 @@ class _Packing:
             num_tokens=1,
             num_targets=1,
         )
-
-
-__all__ = ["JOB", "SequenceConflict", "Stalled", "Strike", "TrainingWorld"]

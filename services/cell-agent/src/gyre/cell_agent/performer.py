@@ -153,7 +153,7 @@ class Performer:
 
     async def _stop_job(self, state: CellState) -> list[Report]:
         await self.processes.stop()
-        self.held.__init__()  # type: ignore[misc]  a fresh set of holdings in the shared object
+        self.held.clear()
         return [self._role(state, "offline", state.published, 0.0)]
 
     def _role(

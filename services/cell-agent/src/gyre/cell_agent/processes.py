@@ -79,6 +79,7 @@ class CellProcesses:
             model_path=Path(spec.model.path),
             log_path=self.logs_dir / f"trainer-{self._settings.cell}.log",
             threads=self._settings.trainer_threads,
+            nice=self._settings.trainer_nice,
         )
 
     async def forget(self, which: Which) -> None:

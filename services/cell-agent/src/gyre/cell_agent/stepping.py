@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.failpoints import failpoint
@@ -194,7 +195,7 @@ class Stepping:
         return [self._step_completed(duty, state, answer)]
 
     def _step_completed(
-        self, duty: duties.FinishBatch, state: CellState, answer: dict
+        self, duty: duties.FinishBatch, state: CellState, answer: dict[str, Any]
     ) -> Report:
         batch = duty.batch
         lineage, _ = batch.version

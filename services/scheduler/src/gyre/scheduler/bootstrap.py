@@ -9,6 +9,8 @@ Two loops in one process:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -54,6 +56,12 @@ def _server(settings: SchedulerSettings, loop: SchedulerLoop, journal: Journal) 
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]  runtime owns them
-    return server
+    return _QuietServer(config)
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves the process's signals to the runtime."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

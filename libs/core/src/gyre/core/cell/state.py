@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from gyre.contracts.job import JobSpec
 
@@ -132,3 +132,9 @@ class Holdings:
     finished: tuple[str, int] | None = None
     exposed: Version | None = None
     missed: str | None = None
+
+    def clear(self) -> None:
+        """Both processes are gone."""
+        fresh = Holdings()
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))

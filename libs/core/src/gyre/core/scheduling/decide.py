@@ -8,6 +8,7 @@ then what frees or fills capacity, then roles, then batches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
@@ -15,8 +16,13 @@ from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.plans import heldout_groups, training_groups
 from gyre.core.scheduling.state import JobState
 
+NextPhase = Literal["heldout_before", "training", "heldout_after", "done"]
+Ending = Literal["succeeded", "cancelled", "failed"]
+
 # A cell whose engine fails to come up this often in a row will not come up: the job ends and says so.
 MAX_BOOT_FAILURES = 3
+# A core lost this often since its last durable checkpoint dies of the work itself, not by accident.
+MAX_RESTORES = 5
 # Likewise a trainer that dies this often without one step between: restarting it changes nothing.
 MAX_TRAINER_LOSSES = 8
 
@@ -64,6 +70,14 @@ def _fail(state: JobState, now: float) -> Body | None:
         else:
             continue
         return _finish(state, now, "failed", f"cell {cell.cell}: {what}: {cell.last_error}")
+    if state.core_lost and state.num_restores >= MAX_RESTORES:
+        return _finish(
+            state,
+            now,
+            "failed",
+            f"the core was lost {state.num_restores + 1} times since its last checkpoint: "
+            f"{state.core.last_error}",
+        )
     return None
 
 
@@ -135,7 +149,7 @@ def _change_phase(state: JobState, now: float) -> Body | None:
     return sched.PhaseStarted(based_on=state.sequence, now=now, phase=start)
 
 
-def _next_phase(state: JobState):  # noqa: ANN202  a literal of phases, "done" or None
+def _next_phase(state: JobState) -> NextPhase | None:
     heldout = bool(state.heldout_tasks)
     all_serving = all(cell.serving for cell in state.in_order if cell.role != "lost")
     match state.phase:
@@ -317,7 +331,7 @@ def _end_burst(state: JobState, now: float) -> Body | None:
     )
 
 
-def _finish(state: JobState, now: float, status, reason: str) -> Body:  # noqa: ANN001
+def _finish(state: JobState, now: float, status: Ending, reason: str) -> Body:
     return sched.JobFinished(based_on=state.sequence, now=now, status=status, reason=reason)
 
 

@@ -257,6 +257,7 @@ def _weights_published(state: JobState, body: cell_events.WeightsPublished) -> N
 
 def _checkpoint_saved(state: JobState, body: cell_events.CheckpointSaved) -> None:
     state.durable_version = body.version
+    state.num_restores = 0
     state.durable_path = body.path
 
 
@@ -265,6 +266,7 @@ def _restored(state: JobState, body: sched.Restored) -> None:
     state.version = state.num_steps_done = body.version
     state.batch = state.burst = state.supply_since = None
     state.core_lost = False
+    state.num_restores += 1
     # By the rule, not by the event's list: a claim may have come in after the decision.
     for group in state.groups.values():
         if group.claimed_version is not None and group.claimed_version >= body.version:

@@ -12,7 +12,7 @@ out: free = 0. Cell 0 leaves with w = 8 <= 16 - 8: its executions move to cell 1
 from __future__ import annotations
 
 from gyre.contracts.events.scheduling import Move, StartOrder
-from gyre.core.scheduling.state import Cell, JobState
+from gyre.core.scheduling.state import Cell, JobState, Queued
 
 
 def rollout_capacity(state: JobState) -> int:
@@ -83,5 +83,5 @@ def _longest_serving(state: JobState) -> list[Cell]:
     return [cell for cell in reversed(state.in_order) if cell.serving]
 
 
-def _head(state: JobState, num: int) -> list:
+def _head(state: JobState, num: int) -> list[Queued]:
     return [state.queue[place] for place in range(num)]

@@ -160,6 +160,7 @@ class JobState:
     durable_version: int = 0
     durable_path: str = ""
     core_lost: bool = False
+    num_restores: int = 0
 
     training: Counters = field(default_factory=Counters)
     heldout: Counters = field(default_factory=Counters)

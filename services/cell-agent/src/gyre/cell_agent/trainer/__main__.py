@@ -9,6 +9,7 @@ Is unblocked by: a member's death (at once), the world's time-out, the control s
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -26,10 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-path", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--control", required=True, help="inherited socket's number, or a path")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--nice", type=int, default=0, help="added to this process's niceness")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     options = parser.parse_args(arguments)
 
     control = open_control(options.control)
+    os.nice(options.nice)
     import torch
 
     torch.set_num_threads(options.threads)

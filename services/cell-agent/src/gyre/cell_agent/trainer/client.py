@@ -53,6 +53,7 @@ class TrainerProcess:
         model_path: Path,
         log_path: Path | None = None,
         threads: int = 1,
+        nice: int = 0,
         dtype: str = "float32",
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class TrainerProcess:
             sys.executable,
             *("-m", "gyre.cell_agent.trainer", "--cell", str(cell)),
             *("--model-path", str(model_path), "--threads", str(threads), "--dtype", dtype),
+            *("--nice", str(nice)),
         ]
         self.model_path = model_path
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
