@@ -24,6 +24,10 @@ class ApiClient:
             base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S
         )
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     def submit(self, raw: dict[str, Any]) -> JobView:
         return JobView.model_validate(self._call("POST", "/v1/jobs", raw))
 

@@ -9,6 +9,17 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 
+# Not a number and the infinities travel as strings: JSON has no word for them, and a gradient or a
+# logprob that is not finite must not make the log unreadable.
+_FROZEN = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Part(BaseModel):
+    """A piece of a body, as strict as the body itself."""
+
+    model_config = _FROZEN
+
+
 class Body(BaseModel):
     """What happened. Immutable; unknown fields are refused, so a misspelt field cannot be lost.
 
@@ -16,7 +27,7 @@ class Body(BaseModel):
     raises the version and adds an upcaster, it never edits what is in the log.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _FROZEN
 
     TYPE: ClassVar[str]
     VERSION: ClassVar[int] = 1

@@ -10,8 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from gyre.contracts.subjects import checked_id
 
 
+# The job's id and its executions' ids are made of the name, and an id has at most 80 characters.
+MAX_NAME_LENGTH = 40
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Positive = Annotated[int, Field(gt=0)]
@@ -166,6 +170,8 @@ class JobSpec(_Section):
     @field_validator("name")
     @classmethod
     def _name_is_an_id(cls, value: str) -> str:
+        if len(value) > MAX_NAME_LENGTH:
+            raise ValueError(f"has {len(value)} characters; use at most {MAX_NAME_LENGTH}")
         return checked_id(value)
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from gyre.contracts.codec import encode
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import JobList, JobView
 from gyre.scheduler.loop import SchedulerLoop
+from gyre.scheduler.sizes import check_sizes
 from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
 from gyre.scheduler.views import job_view
 
@@ -90,6 +91,7 @@ async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView
     train, heldout = check_surroundings(spec, len(loop.state.online))
     job = f"{spec.name}-{secrets.token_hex(3)}"
     body = sched.JobSubmitted(spec=spec, train_tasks=tuple(train), heldout_tasks=tuple(heldout))
+    check_sizes(job, body)
     sequence = await journal.append(
         subjects.sched(job), body, job=job, cause=("submit", job), causation="api", expected=0
     )

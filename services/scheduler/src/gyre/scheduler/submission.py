@@ -11,6 +11,10 @@ from gyre.contracts.job import JobSpec
 from gyre.core.harness import UnknownHarness, harness_profile
 
 
+# How much of a wrong value a message repeats.
+_SHOWN = 60
+
+
 class InvalidJob(ValueError):
     """A job that cannot run. field: dotted path in the job file."""
 
@@ -38,7 +42,7 @@ def _first_fault(error: ValidationError) -> InvalidJob:
         case "value_error":
             return InvalidJob(field, str(fault["ctx"]["error"]))
         case _:
-            return InvalidJob(field, f"{fault['msg']}, got {fault['input']!r}")
+            return InvalidJob(field, f"{fault['msg']}, got {repr(fault['input'])[:_SHOWN]}")
 
 
 def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str], list[str]]:
@@ -51,12 +55,7 @@ def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str],
         if not (model / name).is_file():
             raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
     _check_context(spec, model)
-    try:
-        harness_profile(spec.harness.profile).check(spec.harness.settings)
-    except UnknownHarness as error:
-        raise InvalidJob("harness.profile", str(error)) from error
-    except ValueError as error:
-        raise InvalidJob("harness.settings", str(error)) from error
+    _check_harness(spec)
     if num_cells_online < spec.cells.count:
         raise InvalidJob(
             "cells.count",
@@ -68,11 +67,28 @@ def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str],
     return train, heldout
 
 
+def _check_harness(spec: JobSpec) -> None:
+    """By convention a setting whose name ends with `_path` names a file that must be there."""
+    try:
+        harness_profile(spec.harness.profile).check(spec.harness.settings)
+    except UnknownHarness as error:
+        raise InvalidJob("harness.profile", str(error)) from error
+    except ValueError as error:
+        raise InvalidJob("harness.settings", str(error)) from error
+    for name, value in spec.harness.settings.items():
+        if name.endswith("_path"):
+            field = f"harness.settings.{name}"
+            if not _absolute(field, str(value)).is_file():
+                raise InvalidJob(field, f"{value} is no file; correct the path")
+
+
 def _check_context(spec: JobSpec, model: Path) -> None:
     try:
-        config = json.loads((model / "config.json").read_text())
-    except ValueError as error:
-        raise InvalidJob("model.path", f"{model}/config.json is no JSON: {error}") from error
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidJob("model.path", f"{model}/config.json is not readable: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidJob("model.path", f"{model}/config.json is no object; give a model's own")
     longest = config.get("max_position_embeddings")
     if isinstance(longest, int) and spec.model.context_tokens > longest:
         raise InvalidJob(
@@ -87,10 +103,16 @@ def _check_context(spec: JobSpec, model: Path) -> None:
         )
 
 
-def _directory(field: str, path: str) -> Path:
-    directory = Path(path)
-    if not directory.is_absolute():
+def _absolute(field: str, path: str) -> Path:
+    if not path.isprintable():
+        raise InvalidJob(field, f"{path!r} is no path; correct it")
+    if not Path(path).is_absolute():
         raise InvalidJob(field, f"{path!r} is relative; give an absolute path")
+    return Path(path)
+
+
+def _directory(field: str, path: str) -> Path:
+    directory = _absolute(field, path)
     if not directory.is_dir():
         raise InvalidJob(field, f"{path} is no directory; correct the path")
     return directory
@@ -98,7 +120,10 @@ def _directory(field: str, path: str) -> Path:
 
 def _tasks(field: str, path: str) -> list[str]:
     root = _directory(field, path)
-    names = sorted(entry.name for entry in root.iterdir() if (entry / "task.toml").is_file())
+    try:
+        names = sorted(entry.name for entry in root.iterdir() if (entry / "task.toml").is_file())
+    except OSError as error:
+        raise InvalidJob(field, f"{root} cannot be read: {error.strerror}") from error
     if not names:
         raise InvalidJob(field, f"{root} holds no task; a task is a directory with a task.toml")
     return names

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from gyre.contracts.envelope import Body
+from gyre.contracts.envelope import Body, Part
 from gyre.contracts.registry import event
 
 RequestRole = Literal["main", "main-summary", "sub-agent", "sub-agent-summary", "other"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Segment(_Part):
+class Segment(Part):
     """One message's tokens: an input node of the trajectory tree, not sampled in this call.
 
     node: id = hash(parent, token ids). role: the message's role (system, user, assistant, tool, or
@@ -29,7 +23,7 @@ class Segment(_Part):
     token_ids: tuple[int, ...]
 
 
-class Span(_Part):
+class Span(Part):
     """Output tokens [start, end) were sampled by `cell` under (lineage, version)."""
 
     start: int

@@ -5,16 +5,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from gyre.contracts.envelope import Body
+from gyre.contracts.envelope import Body, Part
 from gyre.contracts.registry import event
 
 CellRole = Literal["rollout", "training", "offline"]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @event
@@ -136,13 +130,13 @@ class MicroStepClaimed(Body):
     epoch: int
 
 
-class MicroStepOwner(_Part):
+class MicroStepOwner(Part):
     index: int
     cell: int
     epoch: int
 
 
-class StepStatistics(_Part):
+class StepStatistics(Part):
     """loss: eq. (6) summed over the batch. clip_fraction: share of executions with m_i = 0."""
 
     loss: float

@@ -5,17 +5,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from gyre.contracts.envelope import Body
+from gyre.contracts.envelope import Body, Part
 from gyre.contracts.registry import event
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ExecutionOutcome(_Part):
+class ExecutionOutcome(Part):
     """advantage: group-relative, 0 for an execution that is excluded or in a zero-weight group."""
 
     execution: str

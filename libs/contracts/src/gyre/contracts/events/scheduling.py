@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from gyre.contracts.envelope import Body, Decision
+from gyre.contracts.envelope import Body, Decision, Part
 from gyre.contracts.job import JobSpec
 from gyre.contracts.registry import event
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class GroupPlan(_Part):
+class GroupPlan(Part):
     """One task sampled N times. executions: the N execution ids, in order."""
 
     group: str
@@ -23,7 +17,7 @@ class GroupPlan(_Part):
     executions: tuple[str, ...]
 
 
-class StartOrder(_Part):
+class StartOrder(Part):
     """Reserves a slot on `cell` for `execution` until it terminates. seed: for the sampler."""
 
     execution: str
@@ -33,7 +27,7 @@ class StartOrder(_Part):
     seed: int
 
 
-class Move(_Part):
+class Move(Part):
     """An execution's calls go to another cell from here on; its harness notices nothing."""
 
     execution: str

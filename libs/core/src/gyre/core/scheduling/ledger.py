@@ -15,6 +15,10 @@ from gyre.contracts.events.scheduling import Move, StartOrder
 from gyre.core.scheduling.state import Cell, JobState, Queued
 
 
+# The most orders in one event, which holds 256 kB; the next event follows at once.
+MAX_ORDERS = 400
+
+
 def rollout_capacity(state: JobState) -> int:
     """C_R in executions, eq. (1); the job's own pool counts C_s."""
     return state.required_spec.cells.pool_capacity + sum(
@@ -42,7 +46,7 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
     Cells with the highest index are filled first, so that the core, which leaves first, has least
     to move.
     """
-    room = min(len(state.queue), free_capacity(state))
+    room = min(len(state.queue), free_capacity(state), MAX_ORDERS)
     if room <= 0:
         return ()
     slots = [cell.cell for cell in _longest_serving(state) for _ in range(cell.free_slots)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError, validate_call
 
+from gyre.adapters.failpoints import failpoint
 from gyre.adapters.microsteps import decode_microstep, microstep_digest
 from gyre.cell_agent.trainer.carriers import WeightsName
 from gyre.cell_agent.trainer.checkpoint import load_checkpoint, save_checkpoint
@@ -154,6 +155,7 @@ class TrainerCommands:
         step = _read_micro_step(path, digest)
         started = time.perf_counter()
         report = self.trainer.micro_step(step)
+        failpoint(f"trainer_{self.cell}.mid_accumulation")
         return report.as_answer(time.perf_counter() - started)
 
     def drop_accumulation(self) -> Answer:

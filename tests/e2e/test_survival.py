@@ -1,0 +1,108 @@
+"""kill -9 at named points of the scheduler, the proxy, the trajectory service and a satellite's
+trainer, in one job on a real stack: it finishes, and the counts agree with the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gyre.adapters.blobs import DirectoryBlobStore
+from gyre.adapters.clock import SystemClock
+from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.journal import Fact, Journal
+from gyre.cli.client import ApiClient
+from gyre.cli.errors import CommandError
+from gyre.contracts import subjects
+from gyre.contracts.http import JobView
+from gyre.core.scheduling import JobState, evolve, next_decision
+from gyre.embedded import control
+from gyre.testkit.log_audit import RunLog, audit
+from gyre.testkit.small_job import write_small_job
+
+FAILPOINTS = {
+    "scheduler.after_append": 12,
+    "scheduler.after_batch_opened": 2,
+    "proxy.after_append": 9,
+    "proxy.mid_stream": 40,
+    "trajectory.after_claim": 3,
+    "trajectory.after_append": 9,
+    "trainer_1.mid_accumulation": 2,
+}
+# A larger model than other tests use: training must last until satellites have joined.
+MODEL = {"hidden_size": 192, "num_layers": 4, "intermediate_size": 768, "num_heads": 6}
+STEPS, GROUPS = 6, 6
+
+
+@pytest.mark.timeout(420)
+def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(tmp_path: Path) -> None:
+    home = tmp_path / "state with a space"
+    environ = dict(os.environ) | {
+        "GYRE_FAILPOINT": ",".join(f"{name}:{count}" for name, count in FAILPOINTS.items())
+    }
+    info = control.up(home, cells=3, environ=environ, owner=os.getpid())
+    try:
+        job = write_small_job(
+            tmp_path / "job", model=MODEL, num_steps=STEPS, groups_per_step=GROUPS
+        )
+        with closing(ApiClient(info.urls["scheduler"], info.token)) as client:
+            view = _wait(client, client.submit(job).id, deadline_s=300)
+        assert (view.status, view.reason) == ("succeeded", "all steps done")
+        facts, calls = asyncio.run(_read(info.urls["nats"], view.id))
+    finally:
+        control.down(home, purge=False)
+    died = {path.name.removeprefix("failpoint.") for path in (home / "run").glob("failpoint.*")}
+    assert set(FAILPOINTS) == died
+    log = RunLog.of(facts, calls)
+    audit(
+        log, num_steps=STEPS, groups_per_step=GROUPS, blobs=DirectoryBlobStore(home / "blobs")
+    )
+    assert view.num_terminated == len(log.terminated)
+    assert log.failed_calls == 0
+    _replays(view, facts)
+
+
+def _wait(client: ApiClient, job: str, deadline_s: float) -> JobView:
+    deadline = time.monotonic() + deadline_s
+    while True:
+        view = _fetch(client, job, deadline)
+        if view.status in ("succeeded", "failed", "cancelled"):
+            return view
+        assert time.monotonic() < deadline, f"not finished: {view}"
+        time.sleep(0.5)
+
+
+def _fetch(client: ApiClient, job: str, deadline: float) -> JobView:
+    """The scheduler is killed on purpose: ask again until it is back."""
+    while True:
+        try:
+            return client.job(job)
+        except CommandError:
+            assert time.monotonic() < deadline, "the scheduler did not come back"
+            time.sleep(0.2)
+
+
+async def _read(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
+    log = JetStreamEventLog(url, name="audit")
+    journal = Journal(log, SystemClock())
+    try:
+        facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
+        calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]
+    finally:
+        await log.close()
+    return facts, calls
+
+
+def _replays(view: JobView, facts: list[Fact]) -> None:
+    """Folding the log gives what the living scheduler last said of the job."""
+    state = JobState(job=view.id)
+    for fact in facts:
+        evolve(state, fact.sequence, fact.body)
+    assert (state.status, state.version) == (view.status, view.version)
+    assert state.training.terminated == view.num_terminated
+    assert next_decision(state, facts[-1].envelope.time) is None
