@@ -18,7 +18,7 @@ def read_file(path: str) -> str:
     return _Path(path).read_text(encoding="utf-8", errors="replace")[:200]
 
 
-def write_file(path: str, content: str) -> str:
+def write_file(content: str, path: str) -> str:
     "Write a file"
     if not _inside(path) or _Path(path).is_dir() or not _Path(path).parent.is_dir():
         return "cannot write there"

@@ -34,7 +34,7 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name, description, arguments in (
         ("read_file", "Read a file", ["path"]),
-        ("write_file", "Write a file", ["path", "content"]),
+        ("write_file", "Write a file", ["content", "path"]),
     )
 ]
 """What `llm` 0.36 puts into a request's `tools` for tools.py, key order included."""
@@ -85,7 +85,7 @@ def call(name: str, **arguments: str) -> str:
 
 
 def write(path: str, content: str) -> Turn:
-    return Turn(completion=call("write_file", path=path, content=content), tool_result="ok")
+    return Turn(completion=call("write_file", content=content, path=path), tool_result="ok")
 
 
 def read_source(task: Task) -> list[Turn]:

@@ -4,9 +4,9 @@
 
 Writes a Hugging Face directory (Qwen3ForCausalLM) plus manifest.json. When the manifest there
 already names the same inputs (these sources, the library versions, the seed), nothing is done.
-Two phases, each a fixed number of steps, so that every machine gets the same policy up to
-rounding: clean transcripts without the tools' preamble teach the skill, then whole transcripts
-of mixed quality teach the format and the mistakes.
+Three phases, each a fixed number of steps, so that every machine gets the same policy up to
+rounding: clean transcripts without the tools' preamble teach the skill, whole clean ones that it
+holds up behind the preamble, whole ones of mixed quality the mistakes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Phase:
 
 PHASES = (
     Phase(
-        name="clean",
-        num_steps=550,
+        name="skill",
+        num_steps=300,
         batch_size=16,
         num_examples=3000,
         good_fraction=1.0,
@@ -67,12 +67,22 @@ PHASES = (
         with_preamble=False,
     ),
     Phase(
-        name="mixed",
-        num_steps=130,
+        name="format",
+        num_steps=220,
         batch_size=16,
-        num_examples=1500,
-        good_fraction=0.3,
-        learning_rate=6e-4,
+        num_examples=2500,
+        good_fraction=1.0,
+        learning_rate=8e-4,
+        informative_weight=1.0,
+        with_preamble=True,
+    ),
+    Phase(
+        name="mistakes",
+        num_steps=100,
+        batch_size=16,
+        num_examples=1600,
+        good_fraction=0.35,
+        learning_rate=4e-4,
         informative_weight=0.3,
         with_preamble=True,
     ),

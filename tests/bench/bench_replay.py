@@ -54,7 +54,7 @@ def events(count: int) -> Iterator[tuple[str, str, bytes]]:
         subject = f"facts.{job}.exec.{execution}.run" if execution else f"facts.{job}.sched"
         identity = event_id(job, place)
         envelope = make_envelope(
-            body, id=identity, job=job, aggregate=subject, time=now, causation=identity
+            body, identity=identity, job=job, aggregate=subject, time=now, causation=identity
         )
         yield subject, identity, encode(envelope)
 

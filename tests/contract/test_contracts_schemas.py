@@ -144,7 +144,7 @@ def test_two_types_of_one_name_are_an_error() -> None:
 
 
 def _enveloped(body: Body) -> Envelope:
-    return make_envelope(body, id="1", job="job", aggregate="facts.x", time=0.0, causation="")
+    return make_envelope(body, identity="1", job="job", aggregate="facts.x", time=0.0, causation="")
 
 
 def _field_names(model: type[BaseModel]) -> set[str]:

@@ -59,9 +59,7 @@ def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(tmp_path
     died = {path.name.removeprefix("failpoint.") for path in (home / "run").glob("failpoint.*")}
     assert set(FAILPOINTS) == died
     log = RunLog.of(facts, calls)
-    audit(
-        log, num_steps=STEPS, groups_per_step=GROUPS, blobs=DirectoryBlobStore(home / "blobs")
-    )
+    audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=DirectoryBlobStore(home / "blobs"))
     assert view.num_terminated == len(log.terminated)
     assert log.failed_calls == 0
     _replays(view, facts)

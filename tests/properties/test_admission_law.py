@@ -1,4 +1,4 @@
-"""Law "Admission" (DESIGN section 3) on random trees."""
+"""Law `admission` on random trees."""
 
 from __future__ import annotations
 

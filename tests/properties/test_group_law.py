@@ -1,4 +1,4 @@
-"""Law "Group" (DESIGN section 3): each becomes ready, counts as one of B, and never vanishes.
+"""Law `group`: each becomes ready, counts as one of B, and never vanishes.
 
 Random interleavings of what the evaluator, the proxy and the scheduler say are folded; what the
 fold owes is appended back, as the service does.

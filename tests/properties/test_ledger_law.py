@@ -1,4 +1,4 @@
-"""Law `ledger` (DESIGN section 3): the counters, the capacity and what may start."""
+"""Law `ledger`: the counters, the capacity and what may start."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gyre.core.scheduling import JobState, evolve, ledger, next_decision
 from gyre.testkit.scheduling_strategies import SCHEDULES, every_job, live
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
+
 
 @every_job
 @given(schedule=SCHEDULES, seed=st.integers(0, 10_000))

@@ -1,4 +1,4 @@
-"""Laws `training` and `recovery` (DESIGN section 3), with deaths at any moment.
+"""Laws `training` and `recovery`, with deaths at any moment.
 
 Real scheduler loops and real cell agents on a lagging log in virtual time; `training_audit` checks
 each run: it ends, every micro-step of a step is in exactly one surviving reduction, by its owner;

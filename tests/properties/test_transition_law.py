@@ -1,4 +1,4 @@
-"""Laws `transition` and `staleness` (DESIGN section 3), and replay: the log gives the state again."""
+"""Laws `transition` and `staleness`, and replay: the log gives the state again."""
 
 from __future__ import annotations
 

@@ -53,8 +53,12 @@ def test_a_minimal_job_takes_the_papers_defaults() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["surprise", *(f"{section}.surprise" for section in JobSpec.model_fields if section in SPEC
-                   and isinstance(SPEC[section], dict)), "rollout.top_p", "objective.clip"],
+    [
+        "surprise",
+        *(f"{section}.surprise" for section, value in SPEC.items() if isinstance(value, dict)),
+        "rollout.top_p",
+        "objective.clip",
+    ],
 )
 def test_an_unknown_field_is_refused_by_its_name(path: str) -> None:
     assert _fault(_with(path, 1)) == (path, "Extra inputs are not permitted")
@@ -75,7 +79,8 @@ def test_phi_times_b_must_be_whole_groups(phi: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phi", "groups", "extra"), [(0.5, 32, 16), (1 / 3, 6, 2), (0.1, 10, 1), (0, 7, 0), (2.5, 4, 10)]
+    ("phi", "groups", "extra"),
+    [(0.5, 32, 16), (1 / 3, 6, 2), (0.1, 10, 1), (0, 7, 0), (2.5, 4, 10)],
 )
 def test_extra_groups_are_phi_b_whatever_the_rounding_of_phi(
     phi: float, groups: int, extra: int
@@ -158,7 +163,9 @@ def test_a_number_out_of_range_is_refused_by_its_field(path: str, value: object)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("path", ["schedule.phi", "schedule.tau_s", "optimizer.lr", "harness.timeout_s"])
+@pytest.mark.parametrize(
+    "path", ["schedule.phi", "schedule.tau_s", "optimizer.lr", "harness.timeout_s"]
+)
 def test_a_number_is_finite(path: str, value: float) -> None:
     assert _fault(_with(path, value)) == (path, "Input should be a finite number")
 

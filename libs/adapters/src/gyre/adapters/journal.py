@@ -55,7 +55,7 @@ class Journal:
         """
         envelope = make_envelope(
             body,
-            id=event_id(*cause, body.TYPE),
+            identity=event_id(*cause, body.TYPE),
             job=job,
             aggregate=subject,
             time=self._clock.now(),

@@ -88,10 +88,18 @@ async def _supervise(work: Coroutine[object, object, None], runtime: Runtime) ->
         log.info("stopped")
         return 0 if runtime.stopping.is_set() else 1
     if error := task.exception():
-        log.error("failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        cause = _innermost(error)
+        log.error("failed", error=f"{type(cause).__name__}: {cause}", exc_info=error)
         return 1
     log.info("stopped")
     return 0
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What a task group wraps: its first failure says more than "1 sub-exception"."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _stop(task: asyncio.Task[None], runtime: Runtime, number: signal.Signals) -> None:

@@ -6,6 +6,8 @@ import sys
 
 import typer
 
+from gyre.adapters.eventlog.base import EventLogError
+from gyre.adapters.logging import configure_logging
 from gyre.cli import bench_commands, demo_command, job_commands, run_commands, stack_commands
 from gyre.cli.errors import CommandError
 from gyre.embedded.errors import EmbeddedError
@@ -25,10 +27,11 @@ demo_command.register(app)
 
 def main() -> None:
     """Exit status 0, 1 for a job that did not succeed, 2 for what could not be done."""
+    configure_logging("gyre", "ERROR")
     try:
         app()
-    except (CommandError, EmbeddedError) as error:
-        sys.stderr.write(f"gyre: {error}\n")
+    except (CommandError, EmbeddedError, EventLogError) as error:
+        sys.stderr.write(f"gyre: {' '.join(str(error).split())}\n")
         sys.exit(2)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from gyre.cli.errors import CommandError
 from gyre.contracts.http import JobList, JobView
@@ -15,30 +16,41 @@ from gyre.embedded.control import attach
 
 TIMEOUT_S = 30.0
 
+ViewT = TypeVar("ViewT", bound=BaseModel)
+
 
 class ApiClient:
-    """Calls of one scheduler. Raises CommandError for every refusal and every silence."""
+    """Calls of one scheduler, as a context manager. Raises CommandError for every refusal and
+    every silence."""
 
     def __init__(self, base_url: str, token: str) -> None:
-        self._http = httpx.Client(
-            base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S
-        )
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            self._http = httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT_S)
+        except httpx.InvalidURL as error:
+            raise CommandError(f"{base_url!r} is no URL of a scheduler: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
     def submit(self, raw: dict[str, Any]) -> JobView:
-        return JobView.model_validate(self._call("POST", "/v1/jobs", raw))
+        return self._call(JobView, "POST", "/v1/jobs", raw)
 
     def jobs(self) -> list[JobView]:
-        return JobList.model_validate(self._call("GET", "/v1/jobs")).jobs
+        return self._call(JobList, "GET", "/v1/jobs").jobs
 
     def job(self, job: str) -> JobView:
-        return JobView.model_validate(self._call("GET", f"/v1/jobs/{job}"))
+        return self._call(JobView, "GET", f"/v1/jobs/{job}")
 
     def cancel(self, job: str) -> JobView:
-        return JobView.model_validate(self._call("POST", f"/v1/jobs/{job}/cancel"))
+        return self._call(JobView, "POST", f"/v1/jobs/{job}/cancel")
 
     def events(self, job: str, after: int = 0) -> Iterator[str]:
         """The job's facts as JSON lines, until it finishes."""
@@ -55,7 +67,7 @@ class ApiClient:
         except httpx.TransportError as error:
             raise CommandError(f"the scheduler went away: {error}") from error
 
-    def _call(self, method: str, path: str, body: object = None) -> Any:
+    def _call(self, view: type[ViewT], method: str, path: str, body: object = None) -> ViewT:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.TransportError as error:
@@ -64,7 +76,10 @@ class ApiClient:
             ) from error
         if response.status_code >= 400:
             raise CommandError(_refusal(response))
-        return response.json()
+        try:
+            return view.model_validate_json(response.content)
+        except ValidationError as error:
+            raise CommandError(f"{self._http.base_url} is no scheduler of this release") from error
 
 
 def _refusal(response: httpx.Response) -> str:

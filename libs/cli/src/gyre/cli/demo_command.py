@@ -69,15 +69,13 @@ def prepare(example: Path, seed: int) -> Path:
     return assets.resolve()
 
 
-def _run(
-    home: Path, example: Path, assets: Path, out: Path, seed: int, lr: float | None
-) -> bool:
+def _run(home: Path, example: Path, assets: Path, out: Path, seed: int, lr: float | None) -> bool:
     raw = load_job_file(example / "job.yaml")
     _point_at(raw, assets, seed, lr)
-    client = connect(home)
-    view = client.submit(raw)
-    console.print(f"job {view.id}", highlight=False)
-    last = wait_for(client, view, raw, console)
+    with connect(home) as client:
+        view = client.submit(raw)
+        console.print(f"job {view.id}", highlight=False)
+        last = wait_for(client, view, raw, console)
     report = asyncio.run(read_report(nats_url(home), view.id))
     write_report(report, out)
     console.print(summary_table(report))
@@ -93,4 +91,4 @@ def _point_at(raw: dict[str, Any], assets: Path, seed: int, lr: float | None) ->
         "heldout": str(assets / "tasks" / "heldout"),
     }
     if lr is not None:
-        raw["optimizer"]["lr"] = lr
+        raw.setdefault("optimizer", {})["lr"] = lr

@@ -27,11 +27,11 @@ def submit(
 ) -> None:
     """Submit a job; prints its id."""
     raw = load_job_file(file)
-    client = connect(home)
-    view = client.submit(raw)
-    console.print(view.id, highlight=False)
-    if wait and wait_for(client, view, raw, console).status != "succeeded":
-        raise typer.Exit(1)
+    with connect(home) as client:
+        view = client.submit(raw)
+        console.print(view.id, highlight=False)
+        if wait and wait_for(client, view, raw, console).status != "succeeded":
+            raise typer.Exit(1)
 
 
 def wait_for(client: ApiClient, view: JobView, raw: dict[str, Any], console: Console) -> JobView:
@@ -48,7 +48,9 @@ def wait_for(client: ApiClient, view: JobView, raw: dict[str, Any], console: Con
 def list_jobs(home: Home = DEFAULT_HOME) -> None:
     """List the jobs."""
     table = Table("job", "status", "phase", "step", "executions", "staleness")
-    for view in connect(home).jobs():
+    with connect(home) as client:
+        views = client.jobs()
+    for view in views:
         staleness = "" if view.mean_staleness is None else f"{view.mean_staleness:.2f}"
         table.add_row(
             view.id,
@@ -64,13 +66,15 @@ def list_jobs(home: Home = DEFAULT_HOME) -> None:
 @app.command()
 def show(job: str, home: Home = DEFAULT_HOME) -> None:
     """Print a job's state as JSON."""
-    console.print_json(connect(home).job(job).model_dump_json())
+    with connect(home) as client:
+        console.print_json(client.job(job).model_dump_json())
 
 
 @app.command()
 def cancel(job: str, home: Home = DEFAULT_HOME) -> None:
     """End a job: queued executions never start, running ones are stopped."""
-    view = connect(home).cancel(job)
+    with connect(home) as client:
+        view = client.cancel(job)
     console.print(f"{view.id}: {view.status}, cancellation requested", highlight=False)
 
 
@@ -81,5 +85,6 @@ def logs(
     after: Annotated[int, typer.Option(help="Stream sequence to start after.")] = 0,
 ) -> None:
     """Follow a job's facts as JSON lines until it ends."""
-    for line in connect(home).events(job, after):
-        typer.echo(line)
+    with connect(home) as client:
+        for line in client.events(job, after):
+            typer.echo(line)

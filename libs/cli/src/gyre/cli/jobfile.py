@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,16 @@ def load_job_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f" line {place.line + 1}" if place else ""
-        raise CommandError(f"{path}:{line} is no YAML: {getattr(error, 'problem', error)}") from error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", error)
+        raise CommandError(f"{path}:{line} is no YAML: {problem}") from error
     if not isinstance(raw, dict):
         raise CommandError(f"{path}: a job file is a mapping of sections")
-    _resolve(raw, path.resolve().parent)
+    try:
+        _resolve(raw, path.resolve().parent)
+        json.dumps(raw, allow_nan=False)
+    except (TypeError, ValueError, RuntimeError) as error:
+        # YAML also has dates, sets and infinities, and a path may hold what no path may.
+        raise CommandError(f"{path}: a value cannot be sent: {error}; correct it") from error
     return raw
 
 

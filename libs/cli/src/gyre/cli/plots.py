@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-import matplotlib
+import matplotlib as mpl
 
-matplotlib.use("Agg")
+mpl.use("Agg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,12 +44,15 @@ def _svg(draw: Callable[[Axes], None], height: float = 3.0) -> str:
 
 def _reward(axes: Axes, report: RunReport) -> None:
     rows = [(row.step + 1, row.reward) for row in report.steps if row.reward is not None]
-    axes.plot([step for step, _ in rows], [reward for _, reward in rows], marker="o", label="rollouts")
+    steps, rewards = [step for step, _ in rows], [reward for _, reward in rows]
+    axes.plot(steps, list(rewards), marker="o", label="rollouts")
     for phase, place in (("heldout_before", 0), ("heldout_after", len(report.steps) + 1)):
         score = report.heldout(phase)
         if score is not None:
+            rewards.append(score.mean)
             axes.errorbar([place], [score.mean], [score.error], fmt="s", capsize=4, label=phase)
-    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(0, 1))
+    lowest, highest = min([0.0, *rewards]), max([1.0, *rewards])
+    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(lowest, highest))
     axes.legend(loc="lower right", fontsize="small")
 
 
@@ -65,7 +68,8 @@ def _roles(axes: Axes, report: RunReport) -> None:
             colour = _ROLE_COLOURS.get(role, "#888888")
             axes.barh(cell, until - time, left=time - origin, color=colour, label=label)
     axes.set(xlabel="seconds", ylabel="cell", yticks=list(report.state.order))
-    axes.legend(loc="upper right", fontsize="small", ncols=4)
+    if seen:
+        axes.legend(loc="upper right", fontsize="small", ncols=4)
 
 
 def _waterlevel(axes: Axes, report: RunReport) -> None:

@@ -60,7 +60,8 @@ def _lines(fetch: Callable[[], JobView], console: Console) -> JobView:
         if time.monotonic() - said >= LINE_EVERY_S or view.status in _FINISHED:
             said = time.monotonic()
             console.print(
-                f"{view.id} {view.status} {view.phase}: step {view.num_steps_done}/{view.num_steps}, "
+                f"{view.id} {view.status} {view.phase}: "
+                f"step {view.num_steps_done}/{view.num_steps}, "
                 f"executions {view.num_terminated}/{view.num_dispatched}, "
                 f"held-out {view.num_heldout_terminated}/{view.num_heldout_dispatched}, "
                 f"w {view.waterlevel}, capacity {view.capacity}, cells {_roles(view)}",

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.table import Table
 
-from gyre.cli.plots import plots
 from gyre.core.report import RunReport, Score
 
 _STYLE = (
@@ -29,7 +28,7 @@ def write_report(report: RunReport, directory: Path) -> dict[str, Any]:
 
 
 def summary_table(report: RunReport) -> Table:
-    """The run's outcome for a terminal: held-out reward with its standard error, then the counts."""
+    """The run's outcome for a terminal: held-out reward with its error, then the counts."""
     summary = report.summary()
     table = Table(title=f"job {report.job}: {summary['status']}")
     table.add_column("figure")
@@ -61,13 +60,13 @@ def _value(value: Any) -> str:
 
 
 def _page(report: RunReport, summary: dict[str, Any]) -> str:
+    from gyre.cli.plots import plots
+
     rows = "".join(
         f"<tr><td>{html.escape(key)}</td><td>{html.escape(_value(value))}</td></tr>"
         for key, value in summary.items()
     )
-    figures = "".join(
-        f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items()
-    )
+    figures = "".join(f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items())
     title = html.escape(f"Gyre run {report.job}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

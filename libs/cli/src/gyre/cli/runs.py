@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from urllib.parse import urlsplit
+
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -11,10 +14,26 @@ from gyre.contracts import subjects
 from gyre.core.report import RunReport
 from gyre.core.scheduling import JobState, evolve
 
+# A user waits at the terminal: the log's own patience, made for services, is far longer.
+CONNECT_TIMEOUT_S = 3.0
+
+
+async def _open(nats: str, name: str) -> JetStreamEventLog:
+    """Raises CommandError at once when nobody listens there."""
+    server = urlsplit(nats)
+    where = f"{server.hostname}:{server.port or 4222}"  # without what the URL may hold of secrets
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(server.hostname, server.port or 4222)
+        writer.close()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"no NATS server at {where}: start the stack with `gyre up`") from error
+    return JetStreamEventLog(nats, name=name)
+
 
 async def read_report(nats: str, job: str) -> RunReport:
     """Fold the job's facts, then its calls. Raises CommandError for a job the log does not know."""
-    log = JetStreamEventLog(nats, name="gyre-report")
+    log = await _open(nats, "gyre-report")
     journal = Journal(log, SystemClock())
     report = RunReport(job)
     try:
@@ -30,8 +49,8 @@ async def read_report(nats: str, job: str) -> RunReport:
 
 
 async def read_state(nats: str, job: str, until: int | None) -> tuple[JobState, int]:
-    """The scheduler's state of `job` after stream sequence `until`, and the number of facts folded."""
-    log = JetStreamEventLog(nats, name="gyre-replay")
+    """The scheduler's state of `job` after stream sequence `until`, and how many facts made it."""
+    log = await _open(nats, "gyre-replay")
     state, num = JobState(job=job), 0
     try:
         journal = Journal(log, SystemClock())

@@ -49,11 +49,11 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def make_envelope(
-    body: Body, *, id: str, job: str, aggregate: str, time: float, causation: str
+    body: Body, *, identity: str, job: str, aggregate: str, time: float, causation: str
 ) -> Envelope:
     """`body` in its envelope: type and schema version are the body's own."""
     return Envelope(
-        id=id,
+        id=identity,
         type=body.TYPE,
         version=body.VERSION,
         job=job,

@@ -1,4 +1,4 @@
-"""The envelope every event travels in, and the deterministic ids that make appends safe to repeat."""
+"""The envelope every event travels in, and the ids that make appends safe to repeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
-
 
 # Not a number and the infinities travel as strings: JSON has no word for them, and a gradient or a
 # logprob that is not finite must not make the log unreadable.
@@ -66,6 +65,6 @@ class Envelope:
 def event_id(*cause: str | int) -> str:
     """The id of the event that `cause` brings about; equal causes give equal ids.
 
-    The parts are joined with a separator that no id contains, so ("a", "bc") and ("ab", "c") differ.
+    No id contains the separator that joins the parts, so ("a", "bc") and ("ab", "c") differ.
     """
     return hashlib.sha256("\x1f".join(map(str, cause)).encode()).hexdigest()[:32]

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from gyre.contracts.subjects import checked_id
 
-
 # The job's id and its executions' ids are made of the name, and an id has at most 80 characters.
 MAX_NAME_LENGTH = 40
 
@@ -86,7 +85,9 @@ class ScheduleSection(_Section):
     @classmethod
     def _rho_min_in_range(cls, value: float) -> float:
         if not 0 < value <= 1:
-            raise ValueError(f"is {value}: set it in (0, 1], the share of B groups that must be ready")
+            raise ValueError(
+                f"is {value}: set it in (0, 1], the share of B groups that must be ready"
+            )
         return value
 
     @model_validator(mode="after")
@@ -94,7 +95,8 @@ class ScheduleSection(_Section):
         extra = Fraction(self.phi).limit_denominator(10_000) * self.groups_per_step
         if extra.denominator != 1:
             raise ValueError(
-                f"phi: phi * groups_per_step is {float(extra):g} groups; choose phi so that it is whole"
+                f"phi: phi * groups_per_step is {float(extra):g} groups; "
+                "choose phi so that it is whole"
             )
         return self
 

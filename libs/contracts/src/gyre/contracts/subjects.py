@@ -7,7 +7,7 @@
 | facts.<job>.exec.<execution>.score | evaluator |
 | facts.<job>.group.<group> | trajectory |
 | facts.<job>.batch.<batch>.stream | trajectory |
-| facts.<job>.batch.<batch>.claims | the cells, and the scheduler's epoch_fenced (DESIGN 4a) |
+| facts.<job>.batch.<batch>.claims | the cells, and the scheduler's epoch_fenced |
 | facts.<job>.cell.<cell> | that cell's agent |
 | facts.cluster.cell.<cell> | that cell's agent, before it has a job |
 | calls.<job>.exec.<execution> | proxy |

@@ -1,8 +1,8 @@
 """Admission: which of an execution's paths are trained, and which targets each of them carries.
 
-The law (DESIGN section 3, the seed's "Trajectory sampling"): at most J_max trajectories; take the
-highest class that still has unmasked targets, draw one leaf with probability proportional to its
-unmasked targets, freeze exactly those, mask the whole root-to-leaf path, repeat.
+The law ("Trajectory sampling"): at most J_max trajectories; take the highest class that still has
+unmasked targets, draw one leaf with probability proportional to its unmasked targets, freeze
+exactly those, mask the whole root-to-leaf path, repeat.
 
 Invariants (tests/properties/test_admission_law.py):
 - no target is frozen twice, so no token is trained twice;

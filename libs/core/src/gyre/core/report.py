@@ -111,9 +111,8 @@ class RunReport:
                 # Steps after the checkpoint are void: their groups are consumed again.
                 self.steps = [row for row in self.steps if row.version <= body.version]
             case sched.BurstEnded():
-                self.roles += [
-                    (time, c.cell, "switching") for c in self.state.in_order if c.role == "to_rollout"
-                ]
+                leaving = [c.cell for c in self.state.in_order if c.role == "to_rollout"]
+                self.roles += [(time, cell, "switching") for cell in leaving]
             case _:
                 pass
         if self.state.cells:

@@ -79,6 +79,10 @@ def server_stage(
     database_url = environ.get("GYRE_DATABASE_URL")
     if not database_url:
         postgres_server = postgres.locate(paths.home, environ)
+        if not paths.postgres.exists():
+            # A database without its stack's log: the state directory was deleted, and projections
+            # of another log would be wrong for ever.
+            postgres.remove(postgres_server)
         postgres.prepare(postgres_server)
         write_json(paths.postgres, {"directory": str(postgres_server.directory)})
         servers.append(postgres_server.spec())
@@ -141,7 +145,7 @@ def _services(
         specs.append(_service(paths, name, f"gyre.{name}", {**env, **own}, fds))
     for cell in range(cells):
         # All cells share this machine: calls have deadlines, training has none, so it yields.
-        own = {"GYRE_CELL": str(cell), "GYRE_TRAINER_NICE": env.get("GYRE_TRAINER_NICE", "10")}
+        own = {"GYRE_CELL": str(cell), "GYRE_TRAINER_NICE": env.get("GYRE_TRAINER_NICE", "19")}
         specs.append(_service(paths, f"cell-{cell}", "gyre.cell_agent", {**env, **own}))
     return specs
 

@@ -30,7 +30,7 @@ def example_events() -> dict[str, Envelope]:
 def _envelope(kind: type[Body]) -> Envelope:
     return make_envelope(
         typing.cast(Body, _model(kind)),
-        id=event_id("example", kind.TYPE),
+        identity=event_id("example", kind.TYPE),
         job="job-1",
         aggregate=f"facts.job-1.{kind.TYPE}",
         time=1_700_000_000.5,

@@ -1,4 +1,4 @@
-"""Does a finished run's log add up? Every law that can be checked from the log alone, afterwards."""
+"""Does a finished run's log add up? Every law that the log alone can show, checked afterwards."""
 
 from __future__ import annotations
 

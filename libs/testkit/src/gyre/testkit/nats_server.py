@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 
 START_DEADLINE_S = 20.0
 
@@ -73,18 +73,18 @@ class NatsServer:
 
     def kill(self) -> None:
         """SIGKILL, and waits for the end."""
-        self._end(signal.SIGKILL)
+        self._end(SIGKILL)
 
     def stop(self) -> None:
         """Orderly end; does nothing when the server is gone."""
-        self._end(signal.SIGTERM)
+        self._end(SIGTERM)
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Sends a signal (SIGSTOP, SIGCONT) to the running server."""
         assert self._process is not None
         self._process.send_signal(number)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, number: Signals) -> None:
         if self._process is None:
             return
         self._process.send_signal(number)

@@ -43,6 +43,4 @@ def live(schedule: dict[str, Any], seed: int, on_fact: OnFact | None = None) -> 
     return world
 
 
-every_job = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+every_job = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

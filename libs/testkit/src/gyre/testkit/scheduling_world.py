@@ -1,9 +1,9 @@
 """A small discrete-event world around the scheduler's decider: virtual time, no I/O.
 
 It plays every other service just well enough to exercise the law: executions take the time that
-`durations` says, groups become ready after scoring, cells switch roles with a delay, packing draws a
-group whenever the micro-step queue is low, cells claim micro-steps one at a time. Every fact goes
-through `evolve`; every answer of `next_decision` is folded too, and kept with its time.
+`durations` says, groups become ready after scoring, cells switch roles with a delay, packing draws
+a group whenever the micro-step queue is low, cells claim micro-steps one at a time. Every fact
+goes through `evolve`; every answer of `next_decision` is folded too, and kept with its time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from gyre.contracts.envelope import Body
@@ -78,14 +79,12 @@ class World:
         self.state = JobState(job="job")
         tasks = tuple(f"t{i}" for i in range(self.spec.schedule.groups_per_step))
         self.fact(
-            sched.JobSubmitted(
-                spec=self.spec, train_tasks=tasks, heldout_tasks=self.heldout_tasks
-            )
+            sched.JobSubmitted(spec=self.spec, train_tasks=tasks, heldout_tasks=self.heldout_tasks)
         )
         cells = tuple(range(self.spec.cells.count))
         self.fact(sched.JobStarted(based_on=0, now=0.0, cells=cells, lineage=1))
         for cell in cells:
-            self.later(self.timings.boot, lambda c=cell: self._boot(c))
+            self.later(self.timings.boot, partial(self._boot, cell))
         for _ in range(max_events):
             self._decide()
             if self.state.finished:
@@ -143,7 +142,7 @@ class World:
 
     def _world_formed(self, body: sched.WorldFormed) -> None:
         for cell in body.cells:
-            self.later(0.05, lambda c=cell: self._join_world(c, body.epoch))
+            self.later(0.05, partial(self._join_world, cell, body.epoch))
 
     def _join_world(self, cell: int, epoch: int) -> None:
         self.fact(cell_events.WorldJoined(cell=cell, epoch=epoch))
@@ -155,12 +154,10 @@ class World:
     def _ordered(self, body: sched.StartOrdered) -> None:
         for order in body.orders:
             number, self._num_executions = self._num_executions, self._num_executions + 1
-            self.later(self.timings.start, lambda o=order, n=number: self._start(o, n))
+            self.later(self.timings.start, partial(self._start, order, number))
 
     def _start(self, order: sched.StartOrder, number: int) -> None:
-        self.fact(
-            run_events.Started(execution=order.execution, group=order.group, task=order.task)
-        )
+        self.fact(run_events.Started(execution=order.execution, group=order.group, task=order.task))
         self.later(self.durations(number), lambda: self._terminate(order))
 
     def _terminate(self, order: sched.StartOrder) -> None:
@@ -296,7 +293,7 @@ class World:
         for cell in self.state.in_order:
             if cell.role == "to_rollout":
                 delay = self.timings.switch + (self.timings.publish if cell.index == 0 else 0.0)
-                self.later(delay, lambda c=cell.cell: self._role(c, "rollout"))
+                self.later(delay, partial(self._role, cell.cell, "rollout"))
 
     def _publish(self) -> None:
         self.fact(

@@ -172,7 +172,8 @@ class SimulatedTrainer:
         if not self.alive or work.cancelled():
             raise TrainerGone(f"{command}: the trainer ended")
         try:
-            return work.result()
+            answer: dict[str, Any] = work.result()
+            return answer
         except TrainerRefused as refused:
             if refused.kind not in ("peer_lost", "weights_unavailable"):
                 self.fabric.violations.append(f"cell {self.cell}: {command}: {refused}")
@@ -259,9 +260,7 @@ class SimulatedTrainer:
         self.open, self.accumulated = None, []
         return {}
 
-    async def _finish_batch(
-        self, *, members: list[int], epoch: int, final: bool
-    ) -> dict[str, Any]:
+    async def _finish_batch(self, *, members: list[int], epoch: int, final: bool) -> dict[str, Any]:
         world, batch, label = self.world, self.open, self.label
         self._require(batch is not None and label is not None, "wrong_state", "no batch is open")
         self._require(world is not None and world.epoch == epoch, "wrong_state", f"not in {epoch}")

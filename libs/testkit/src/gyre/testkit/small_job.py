@@ -59,7 +59,7 @@ def write_small_job(
     *,
     num_tasks: int = 8,
     num_turns: int = 2,
-    model: dict[str, int] | None = None,
+    model: dict[str, Any] | None = None,
     **schedule: Any,
 ) -> dict[str, Any]:
     """Write model, tasks and harness below `root`; return the job as the API takes it."""

@@ -16,7 +16,7 @@ def job_spec(
     sections: dict[str, Any] | None = None,
     **schedule: Any,
 ) -> JobSpec:
-    """The quickstart's schedule unless `schedule` says otherwise; `sections` replaces whole ones."""
+    """The quickstart's schedule unless `schedule` says otherwise; `sections` replaces whole."""
     numbers: dict[str, Any] = {
         "executions_per_group": 8,
         "groups_per_step": 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gyre.contracts.envelope import Decision
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
@@ -15,6 +16,12 @@ def audit(world: TrainingWorld) -> None:
     assert world.fabric.violations == []
     finished = [fact.body for fact in world.log if isinstance(fact.body, sched.JobFinished)]
     assert [body.status for body in finished] == ["succeeded"], finished
+    offline = [
+        fact.body.cell
+        for fact in world.log
+        if isinstance(fact.body, cell_events.RoleChanged) and fact.body.role == "offline"
+    ]
+    assert sorted(offline) == list(range(world.spec.cells.count)), "each cell stops once"
     truth = weights_by_version(world)
     _reductions_hold_each_micro_step_once(world)
     _joiners_held_the_exact_weights(world, truth)
@@ -119,7 +126,7 @@ def _groups_are_consumed_once(world: TrainingWorld) -> None:
                 done[step.version] = claimed[step.batch]
                 open_batch = None
             case sched.Restored() as back:
-                done = {version: groups for version, groups in done.items() if version <= back.version}
+                done = {number: groups for number, groups in done.items() if number <= back.version}
                 open_batch = None
             case _:
                 pass
@@ -158,9 +165,9 @@ def _published_is_durable(world: TrainingWorld, truth: dict[Label, str]) -> None
 def _decisions_follow_from_the_log(world: TrainingWorld) -> None:
     """Whatever fell in between: the log up to `based_on` and `now` give each decision again. At the
     end nobody holds a slot."""
-    by_base: dict[int, list[sched.Decision]] = {}
+    by_base: dict[int, list[Decision]] = {}
     for fact in world.log:
-        if isinstance(fact.body, sched.Decision) and not isinstance(fact.body, sched.JobStarted):
+        if isinstance(fact.body, Decision) and not isinstance(fact.body, sched.JobStarted):
             by_base.setdefault(fact.body.based_on, []).append(fact.body)
     state = JobState(job=JOB)
     for fact in world.log:

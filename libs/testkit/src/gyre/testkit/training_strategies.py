@@ -1,4 +1,4 @@
-"""Random jobs with random deaths for the laws `training` and `recovery`, and one way to live them."""
+"""Random jobs with random deaths, for the laws `training` and `recovery`, and how to live them."""
 
 from __future__ import annotations
 

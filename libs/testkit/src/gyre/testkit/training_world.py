@@ -267,9 +267,7 @@ class _Packing:
             await say(subjects.batch_stream(JOB, batch.batch), closed, (batch.batch,))
         elif batch is not None and (group := next_draw(state)) is not None:
             claim = group_events.GroupClaimed(group=group.group, batch=batch.batch)
-            await say(
-                subjects.group(JOB, group.group), claim, (group.group, batch.batch)
-            )
+            await say(subjects.group(JOB, group.group), claim, (group.group, batch.batch))
 
     def _next_step(self) -> group_events.MicroStepEmitted | None:
         """A group brings none, one or two micro-steps, by its name."""

@@ -1,10 +1,11 @@
 """python -m gyre.cell_agent: the agent of cell GYRE_CELL."""
 
+import sys
+
 from gyre.adapters.runtime import run_service
 from gyre.adapters.settings import SettingsError, load_settings
 from gyre.cell_agent.bootstrap import main
 from gyre.cell_agent.settings import CellAgentSettings
-import sys
 
 try:
     settings = load_settings(CellAgentSettings)

@@ -77,7 +77,7 @@ class Stepping:
         return []
 
     async def form_world(self, duty: duties.FormWorld, state: CellState) -> list[Report]:
-        """Leaving the old world drops the accumulation with it; owned micro-steps are done again."""
+        """Leaving the old world drops the accumulation too; owned micro-steps are done again."""
         self._drop_accumulation()
         self._held.world_epoch = 0
         try:
@@ -185,7 +185,7 @@ class Stepping:
             return []
         self._drop_accumulation()
         self._held.finished = (batch.batch, batch.member_epoch)
-        lineage, version = batch.version
+        lineage, _ = batch.version
         held = answer["weights_version"]
         self._held.trainer_version = (lineage, held) if held is not None else (0, 0)
         if not state.is_core:
@@ -226,7 +226,8 @@ class Stepping:
         lineage, version = duty.version
         directory = self._checkpoints(state) / f"l{lineage}-v{version:05d}"
         directory.parent.mkdir(parents=True, exist_ok=True)
-        answer = await self._processes.live_trainer.call("save_checkpoint", LONG_S, directory=directory)
+        trainer = self._processes.live_trainer
+        answer = await trainer.call("save_checkpoint", LONG_S, directory=directory)
         body = cell_events.CheckpointSaved(
             version=version, lineage=lineage, path=answer["path"], checksum=answer["sha256"]
         )

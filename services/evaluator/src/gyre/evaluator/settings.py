@@ -13,7 +13,7 @@ class EvaluatorSettings(ServiceSettings):
     """concurrency: scorers that run at once; two, so that a slow one does not hold up the rest.
 
     max_artifact_bytes, max_artifact_entries: what a workspace may hold; an artifact passes through
-    memory on its way to the blob store. scorer_path: PATH of the scorer. max_log_bytes: longest
+    memory on its way to the blob store. scorer_path: PATH of the scorer. max_file_bytes: longest
     file a scorer may write.
     """
 

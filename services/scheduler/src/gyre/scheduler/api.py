@@ -8,10 +8,12 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import SecretStr
+from starlette.exceptions import HTTPException
 
-from gyre.adapters.eventlog.base import SequenceConflict, Stream
+from gyre.adapters.eventlog.base import EventLogError, SequenceConflict, Stream
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.codec import encode
@@ -28,7 +30,7 @@ _OPEN_PATHS = frozenset({"/healthz"})
 
 
 def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastAPI:
-    """The API over a running loop. Every path but /healthz wants `Authorization: Bearer <token>`."""
+    """The API over a running loop. All but /healthz wants `Authorization: Bearer <token>`."""
     app = FastAPI(title="Gyre scheduler", version="1", docs_url="/docs")
 
     @app.middleware("http")
@@ -41,9 +43,7 @@ def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastA
             return await call_next(request)
         return _error(401, "authorization", "wrong or missing bearer token; set GYRE_API_TOKEN")
 
-    @app.exception_handler(InvalidJob)
-    async def invalid_job(_: Request, error: InvalidJob) -> Response:
-        return _error(422, error.field, str(error))
+    _answer_errors(app)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -84,6 +84,30 @@ def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastA
         return StreamingResponse(stream, media_type="text/event-stream")
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every refusal has one form, the framework's own too."""
+
+    @app.exception_handler(InvalidJob)
+    async def invalid_job(_: Request, error: InvalidJob) -> Response:
+        return _error(422, error.field, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(_: Request, error: RequestValidationError) -> Response:
+        fault = error.errors()[0]
+        field = str(fault["loc"][-1])
+        return _error(422, field, f"{field}: {fault['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, "path", f"{request.url.path}: {error.detail}")
+
+    @app.exception_handler(TimeoutError)
+    @app.exception_handler(EventLogError)
+    async def no_log(_: Request, error: Exception) -> Response:
+        reason = error or "time-out"
+        return _error(503, "log", f"the event log does not answer: {reason}; try again")
 
 
 async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView:

@@ -1,4 +1,4 @@
-"""Start orders between the log and the work queue: which are owed to the runners, and since when."""
+"""Start orders between the log and the work queue: which the runners are owed, and since when."""
 
 from __future__ import annotations
 

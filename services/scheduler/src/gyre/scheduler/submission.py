@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from gyre.contracts.job import JobSpec
 from gyre.core.harness import UnknownHarness, harness_profile
 
-
 # How much of a wrong value a message repeats.
 _SHOWN = 60
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-# Larger bodies go to the blob store before the event that names them (DESIGN section 4).
+# Larger bodies go to the blob store before the event that names them.
 MAX_EVENT_BYTES = 256 * 1024
 
 

@@ -1,7 +1,7 @@
 """The work queue's port: tickets that are delivered at least once, until somebody acks them.
 
 A ticket is a hint that there is work, never the proof of who owns it: whoever takes one decides
-from the event log whether the work is still to be done (DESIGN section 3, Training).
+from the event log whether the work is still to be done (law `training`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class AttemptStarted(Body):
 
 @event
 class AttemptFailed(Body):
-    """Infrastructure broke the attempt; a new one follows in a fresh workspace. No counter moves."""
+    """Infrastructure broke it; a new attempt follows in a fresh workspace. No counter moves."""
 
     TYPE: ClassVar[str] = "attempt_failed"
     execution: str

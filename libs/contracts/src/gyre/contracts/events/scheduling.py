@@ -53,7 +53,7 @@ class CancelRequested(Body):
 
 @event
 class JobStarted(Decision):
-    """The job holds these cells from now on; cells[0] is the core. Agents boot engine and trainer."""
+    """The job holds these cells from now on, cells[0] is the core; agents boot engine, trainer."""
 
     TYPE: ClassVar[str] = "job_started"
     cells: tuple[int, ...]
@@ -139,7 +139,7 @@ class BurstStarted(Decision):
 
 @event
 class BatchOpened(Decision):
-    """step: index of the optimizer step; version: v_t, equal to the steps applied in this lineage."""
+    """step: index of the optimizer step; version: v_t, the steps applied in this lineage."""
 
     TYPE: ClassVar[str] = "batch_opened"
     batch: str
@@ -151,7 +151,7 @@ class BatchOpened(Decision):
 
 @event
 class JoinWindowClosed(Decision):
-    """These cells, a prefix, reduce their gradients. Selects the process group (DESIGN 4a)."""
+    """These cells, a prefix, reduce their gradients. Selects the process group."""
 
     TYPE: ClassVar[str] = "join_window_closed"
     batch: str
@@ -175,7 +175,7 @@ class BurstEnded(Decision):
 
 @event
 class EpochFenced(Body):
-    """On the batch's claims: `lost` cells own nothing from here; their micro-steps are claimed anew.
+    """On the batch's claims: `lost` cells own nothing from here, others claim their micro-steps.
 
     dismissed: living cells above a gap, which leave the batch too. members: who goes on.
     """

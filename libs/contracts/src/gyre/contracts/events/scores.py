@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from gyre.contracts.envelope import Body
 from gyre.contracts.registry import event
 
@@ -20,7 +22,7 @@ class Evaluated(Body):
     artifact: str
     branch: str
     reward: float
-    detail: dict[str, Any] = {}
+    detail: dict[str, Any] = Field(default_factory=dict)
 
 
 @event

@@ -69,8 +69,11 @@ class FormWorld(Duty):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBroken(Duty):
-    """Say that the world of `epoch` failed under us. explained: a peer's death is known, so that the
-    next world will do without it; if not, it is better to wait a little for the explanation."""
+    """Say that the world of `epoch` failed under us.
+
+    explained: a peer's death is known, so that the next world will do without it; if not, it is
+    better to wait a little for the explanation.
+    """
 
     epoch: int
     explained: bool
@@ -204,9 +207,7 @@ def _form_world(state: CellState, held: Holdings) -> Duty | None:
         return AwaitWorld(epoch=state.epoch)
     if not state.ready.issuperset(state.world):
         return None
-    return FormWorld(
-        epoch=state.epoch, rank=state.world.index(state.cell), size=len(state.world)
-    )
+    return FormWorld(epoch=state.epoch, rank=state.world.index(state.cell), size=len(state.world))
 
 
 def _save_checkpoint(state: CellState, held: Holdings) -> Duty | None:
@@ -221,7 +222,7 @@ def _leave_training(state: CellState, held: Holdings) -> Duty | None:
     """Satellites go back as soon as the checkpoint is durable, the core after it has published."""
     if not state.leaving:
         return None
-    path, version = _latest(state)
+    _, version = _latest(state)
     if version < state.leave_version or (state.is_core and state.published < state.leave_version):
         return None
     current = held.engine_version == version
@@ -268,10 +269,10 @@ def _join_batch(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.accumulating == batch.batch and state.cell in batch.joined:
         return None
-    if batch.members is not None:
-        # A member of a new world begins anew; one that has been through the reduction does not.
-        if state.cell not in batch.members or held.finished == (batch.batch, batch.member_epoch):
-            return None
+    # A member of a new world begins anew; one that has been through the reduction does not.
+    reduced = held.finished == (batch.batch, batch.member_epoch)
+    if batch.members is not None and (reduced or state.cell not in batch.members):
+        return None
     if state.cell in batch.dismissed or held.missed == batch.batch:
         return None
     if held.world_epoch != state.epoch or not _all_before_joined(state, batch):

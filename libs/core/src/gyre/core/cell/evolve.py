@@ -61,9 +61,7 @@ def _transition_started(state: CellState, body: sched.TransitionStarted) -> None
 
 
 def _batch_opened(state: CellState, body: sched.BatchOpened) -> None:
-    state.batch = OpenBatch(
-        batch=body.batch, step=body.step, version=(body.lineage, body.version)
-    )
+    state.batch = OpenBatch(batch=body.batch, step=body.step, version=(body.lineage, body.version))
 
 
 def _micro_step_emitted(state: CellState, body: group_events.MicroStepEmitted) -> None:

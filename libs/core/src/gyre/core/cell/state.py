@@ -60,14 +60,16 @@ class OpenBatch:
 
 @dataclass(slots=True, kw_only=True)
 class CellState:
-    """One cell's view of its job. cell: my number in the cluster; order: the job's cells, core first.
+    """One cell's view of its job.
 
+    cell: my number in the cluster. order: the job's cells, core first.
     transition: a transition_started into training that my role_changed has not answered yet.
     leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
-    trainers: cells whose trainer is up. ready: cells that wait to connect to the world. doomed: one of
-    the world's trainers is dead or has lost it, so that nobody connects to it any more. left_epoch: the
-    last world that my own trainer left, by its death or its peers'. restored: what the core must hold again after
-    its loss. initial: names the job's own model. serving: what each cell's engine is said to hold.
+    trainers: cells whose trainer is up. ready: cells that wait to connect to the world.
+    doomed: one of the world's trainers is dead or has lost it: nobody connects to it any more.
+    left_epoch: the last world that my own trainer left, by its death or its peers'.
+    restored: what the core must hold again after its loss. initial: names the job's own model.
+    serving: what each cell's engine is said to hold.
     """
 
     cell: int
@@ -115,11 +117,12 @@ class CellState:
 class Holdings:
     """What this agent's processes hold right now; never from the log.
 
-    engine_version, trainer_version: weights they hold, None when the process is down. trained:
-    micro-steps of `accumulating` whose gradients the trainer has accumulated. world_epoch: the world
-    its trainer stands in, 0 for none. broken_epoch: a world that failed under us; nothing is tried
-    in it again. finished: the (batch, epoch) that we have been through the reduction of; the core says
-    what came of it. missed: a batch whose weights could not be had: it closed before we came.
+    engine_version, trainer_version: weights they hold, None when the process is down.
+    trained: micro-steps of `accumulating` whose gradients the trainer has accumulated.
+    world_epoch: the world its trainer stands in, 0 for none.
+    broken_epoch: a world that failed under us; nothing is tried in it again.
+    finished: the (batch, epoch) whose reduction is behind us; the core says what came of it.
+    missed: a batch whose weights could not be had: it closed before we came.
     """
 
     engine_version: Version | None = None

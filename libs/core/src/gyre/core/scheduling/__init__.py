@@ -1,4 +1,4 @@
-"""The scheduler's law: `evolve` folds any fact into a job's state, `next_decision` says what follows.
+"""The scheduler's law: `evolve` folds a fact into a job's state, `next_decision` says what follows.
 
 The same pair runs the live scheduler, the replay, and the property tests. Nothing here reads a
 clock or does I/O: `now` is an argument.

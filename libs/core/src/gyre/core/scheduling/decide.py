@@ -1,8 +1,8 @@
 """What the scheduler does next, from the state alone. One decision at a time.
 
-`next_decision(state, now)` returns the event to append, or None when there is nothing to decide; the
-shell appends it, folds it and asks again. Rules are tried in the order of `_RULES`: endings first,
-then what frees or fills capacity, then roles, then batches.
+`next_decision(state, now)` returns the event to append, or None when there is nothing to decide;
+the shell appends it, folds it and asks again. Rules are tried in the order of `_RULES`: endings
+first, then what frees or fills capacity, then roles, then batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gyre.core.scheduling.state import JobState
 NextPhase = Literal["heldout_before", "training", "heldout_after", "done"]
 Ending = Literal["succeeded", "cancelled", "failed"]
 
-# A cell whose engine fails to come up this often in a row will not come up: the job ends and says so.
+# A cell whose engine fails to come up this often in a row will not come up: the job says so, ends.
 MAX_BOOT_FAILURES = 3
 # A core lost this often since its last durable checkpoint dies of the work itself, not by accident.
 MAX_RESTORES = 5
@@ -101,8 +101,11 @@ def _restore(state: JobState, now: float) -> Body | None:
 
 
 def _form_world(state: JobState, now: float) -> Body | None:
-    """All living trainers in one world: the first waits for all, a newcomer for the end of the batch
-    and until the present world stands, and inside a batch only a loss that stops it is mended."""
+    """All living trainers in one world.
+
+    The first world waits for all, a newcomer for the end of the batch and until the present world
+    stands; inside a batch only a loss that stops it is mended.
+    """
     living = tuple(cell.cell for cell in state.in_order if cell.trainer_up)
     if state.core_lost or not state.core.trainer_up:
         return None

@@ -335,7 +335,7 @@ def _trainer_lost(state: JobState, body: cell_events.TrainerLost) -> None:
     cell.last_error = body.error
     _leave_world(state, cell)
     if cell.index == 0:
-        # Weights newer than the last durable checkpoint died with the core, and the batch with them.
+        # Weights newer than the last durable checkpoint died with the core, and so did the batch.
         state.core_lost = state.batch is not None or state.version > state.durable_version
     elif state.batch is not None and body.cell in state.batch.joined:
         state.batch.fence_due = (*state.batch.fence_due, body.cell)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from gyre.contracts.events.scheduling import Move, StartOrder
 from gyre.core.scheduling.state import Cell, JobState, Queued
 
-
 # The most orders in one event, which holds 256 kB; the next event follows at once.
 MAX_ORDERS = 400
 

@@ -11,8 +11,9 @@ def training_groups(state: JobState, num: int) -> tuple[GroupPlan, ...]:
     balanced in each block of B is sampled balanced in each step."""
     size = state.required_spec.schedule.executions_per_group
     first = state.num_groups_dispatched
+    tasks = state.train_tasks
     return tuple(
-        _plan(f"{state.job}-g{number:04d}", state.train_tasks[number % len(state.train_tasks)], size)
+        _plan(f"{state.job}-g{number:04d}", tasks[number % len(tasks)], size)
         for number in range(first, first + num)
     )
 
@@ -27,6 +28,4 @@ def heldout_groups(state: JobState) -> tuple[GroupPlan, ...]:
 
 
 def _plan(group: str, task: str, size: int) -> GroupPlan:
-    return GroupPlan(
-        group=group, task=task, executions=tuple(f"{group}-e{k}" for k in range(size))
-    )
+    return GroupPlan(group=group, task=task, executions=tuple(f"{group}-e{k}" for k in range(size)))

@@ -17,7 +17,7 @@ Role = Literal["booting", "rollout", "to_training", "training", "to_rollout", "l
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Cumulative numbers of executions. dispatched: d, started: p, terminated: f, ordered: orders."""
+    """Executions, cumulative. dispatched: d, started: p, terminated: f, ordered: start orders."""
 
     dispatched: int = 0
     ordered: int = 0
@@ -42,8 +42,8 @@ class Queued:
 class Cell:
     """index: place in the job's order, 0 is the core; `cell`: its number in the cluster.
 
-    executions: routed here and not terminated. in_world: epoch its trainer last joined, 0 if it left.
-    num_trainer_losses: since the job's last step.
+    executions: routed here and not terminated. num_trainer_losses: since the job's last step.
+    in_world: epoch its trainer last joined, 0 if it left.
     """
 
     index: int

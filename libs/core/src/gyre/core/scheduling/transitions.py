@@ -79,7 +79,7 @@ def next_dispatch(state: JobState, *, first: bool) -> int:
 
 
 def core_stays(state: JobState) -> bool:
-    """Eq. (3) and the supply check for the next batch: w + mu N B <= C_s + sum over all but the core."""
+    """Eq. (3) and the next batch's supply: w + mu N B <= C_s + capacity of all but the core."""
     spec = state.required_spec
     if state.num_steps_done >= spec.schedule.num_steps:
         return False

@@ -212,9 +212,7 @@ class TrainerCommands:
             "sha256": manifest.sha256,
         }
 
-    def load_checkpoint(
-        self, *, directory: Path, lineage: int | None = None
-    ) -> Answer:
+    def load_checkpoint(self, *, directory: Path, lineage: int | None = None) -> Answer:
         """Weights and optimizer state. lineage: the new one that a restore starts."""
         checkpoint = load_checkpoint(directory)
         manifest = checkpoint.manifest

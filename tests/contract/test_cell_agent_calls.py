@@ -1,0 +1,81 @@
+"""What the agent asks of its trainer and engine is what they offer: the simulated ones take part in
+the training law, so they must not accept what the real ones would refuse."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from pathlib import Path
+
+from gyre.cell_agent.engine.base import EngineClient
+from gyre.cell_agent.trainer.commands import NAMES, TrainerCommands
+from gyre.contracts.events.cells import StepStatistics
+from gyre.testkit.simulated_cell import SimulatedEngine
+from gyre.testkit.simulated_trainer import SimulatedTrainer
+from gyre.testkit.specs import job_spec
+from gyre.testkit.training_world import Strike, TrainingWorld
+from gyre.testkit.virtual_time import run_virtual
+
+ENGINE_CALLS = (
+    *("abort", "num_requests", "pause", "resume", "release_memory", "resume_memory"),
+    *("update_weights_from_disk", "checksum"),
+)
+
+
+def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
+    """A run in which the core is lost after its first checkpoint, so that it is loaded again."""
+    with tempfile.TemporaryDirectory() as home:
+        world = TrainingWorld(
+            spec=job_spec(
+                capacity=4,
+                heldout=False,
+                executions_per_group=2,
+                groups_per_step=3,
+                phi=1 / 3,
+                num_steps=4,
+                tau_s=0.0,
+            ),
+            home=Path(home),
+            seed=1,
+            strikes=(
+                Strike(after="stream_closed", nth=3, delay_s=0.0, victim="trainer", cell=0),
+            ),
+            micro_step_s=4.0,
+            execution_s=1.0,
+        )
+        run_virtual(world.run())
+    return world.fabric.calls
+
+
+def test_every_call_of_an_agent_fits_the_real_trainers_command() -> None:
+    calls = _calls_of_a_run()
+    assert {name for name, _ in calls} == set(NAMES) - {"save_gradients", "checksum", "status"}
+    for name, arguments in calls:
+        signature = inspect.signature(getattr(TrainerCommands, name))
+        signature.bind(None, **dict.fromkeys(arguments))
+
+
+def test_the_simulated_trainer_takes_the_real_ones_arguments() -> None:
+    for name, _ in _calls_of_a_run():
+        real = set(inspect.signature(getattr(TrainerCommands, name)).parameters) - {"self"}
+        simulated = inspect.signature(getattr(SimulatedTrainer, f"_{name}")).parameters
+        assert set(simulated) - {"self"} <= real, name
+
+
+def test_the_simulated_engine_offers_what_the_real_client_does() -> None:
+    for name in ENGINE_CALLS:
+        real = inspect.signature(getattr(EngineClient, name)).parameters
+        simulated = inspect.signature(getattr(SimulatedEngine, name)).parameters
+        for place, parameter in enumerate(simulated.values()):
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                assert place < len(real), name
+            else:
+                assert parameter.name in real, name
+
+
+def test_a_steps_statistics_are_those_of_the_contract() -> None:
+    """The rest comes from the core's update and from the agent's clock."""
+    from gyre.cell_agent.trainer.statistics import Totals
+
+    given = set(Totals().as_step(0.0))
+    assert given | {"grad_norm", "lr", "seconds"} == set(StepStatistics.model_fields)

@@ -1,0 +1,351 @@
+"""Interleavings too rare for chance, one by one: what a cell and the scheduler make of a log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gyre.contracts import subjects
+from gyre.contracts.envelope import Body
+from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import groups as group_events
+from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events.executions import Terminated
+from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
+from gyre.core.scheduling import JobState, evolve, next_decision
+from gyre.testkit.scheduling_world import NO_STATISTICS
+from gyre.testkit.specs import job_spec
+
+JOB = "job"
+BATCH = "l1-s0000"
+BASIS: dict[str, Any] = {"based_on": 0, "now": 0.0}
+
+
+class Told:
+    """One log, folded by the scheduler and by three cells."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.sched = JobState(job=JOB)
+        self.cells = [CellState(cell=cell) for cell in range(3)]
+        self.held = [Holdings(engine_version=(1, 0), trainer_version=(1, 0)) for _ in range(3)]
+        self._sequence = 0
+        self.tell(
+            sched.JobSubmitted(spec=job_spec(**spec), train_tasks=("t",), heldout_tasks=()),
+            sched.JobStarted(**BASIS, cells=(0, 1, 2), lineage=1),
+        )
+
+    def tell(self, *bodies: Body, on: str = "") -> Told:
+        for body in bodies:
+            self._sequence += 1
+            evolve(self.sched, self._sequence, body)
+            subject = on or subjects.sched(JOB)
+            self.cells = [
+                evolve_cell(cell, self._sequence, JOB, subject, body) for cell in self.cells
+            ]
+        return self
+
+    def duty(self, cell: int) -> duties.Duty | None:
+        return next_duty(self.cells[cell], self.held[cell])
+
+    def decision(self) -> Body | None:
+        return next_decision(self.sched, 0.0)
+
+
+def _role(cell: int, role: cell_events.CellRole, version: int = 0) -> cell_events.RoleChanged:
+    return cell_events.RoleChanged(
+        cell=cell, role=role, version=version, lineage=1, engine_url=None, duration_s=0.0
+    )
+
+
+def _to_training(cell: int) -> sched.TransitionStarted:
+    return sched.TransitionStarted(
+        **BASIS, cell=cell, to="training", waterlevel=0, capacity_after=0
+    )
+
+
+def _joined(cell: int) -> cell_events.BatchJoined:
+    return cell_events.BatchJoined(cell=cell, batch=BATCH, version=0, lineage=1)
+
+
+def _closed(epoch: int, *members: int) -> sched.JoinWindowClosed:
+    return sched.JoinWindowClosed(**BASIS, batch=BATCH, epoch=epoch, members=members, final=True)
+
+
+def _fenced(epoch: int, *lost: int, dismissed: tuple[int, ...] = ()) -> sched.EpochFenced:
+    return sched.EpochFenced(batch=BATCH, epoch=epoch, lost=lost, dismissed=dismissed, members=(0,))
+
+
+def _step(version: int) -> cell_events.StepCompleted:
+    return cell_events.StepCompleted(
+        batch=BATCH,
+        step=version - 1,
+        version=version,
+        lineage=1,
+        epoch=1,
+        members=(0,),
+        micro_steps=(),
+        statistics=NO_STATISTICS,
+    )
+
+
+def _in_training(**spec: Any) -> Told:
+    """Batch open, all three cells in training and in world 1, one micro-step emitted."""
+    told = Told(**spec)
+    for cell in range(3):
+        told.tell(cell_events.TrainerReady(cell=cell, pid=1), _role(cell, "rollout"))
+    told.tell(sched.WorldFormed(**BASIS, epoch=1, cells=(0, 1, 2)))
+    for cell in range(3):
+        told.tell(cell_events.WorldJoined(cell=cell, epoch=1))
+        told.held[cell].world_epoch = 1
+    told.tell(
+        sched.PhaseStarted(**BASIS, phase="training"),
+        sched.Dispatched(**BASIS, kind="training", groups=(), version=0, lineage=1),
+    )
+    for cell in range(3):
+        told.tell(_to_training(cell), _role(cell, "training"))
+    told.tell(
+        sched.BurstStarted(**BASIS, burst=0, first_step=0, num_steps=1),
+        sched.BatchOpened(**BASIS, batch=BATCH, step=0, version=0, lineage=1, num_groups=1),
+        cell_events.WeightsExposed(cell=0, version=0, lineage=1, host="h", port=1, checksum="c"),
+        group_events.MicroStepEmitted(
+            batch=BATCH,
+            index=0,
+            digest="d",
+            executions=(),
+            num_rows=1,
+            row_tokens=1,
+            num_tokens=1,
+            num_targets=1,
+        ),
+    )
+    told.held[0].exposed = (1, 0)
+    return told
+
+
+def _accumulating(told: Told, *cells: int) -> Told:
+    for cell in cells:
+        told.tell(_joined(cell))
+        told.held[cell].accumulating = BATCH
+    return told
+
+
+def test_a_window_closed_in_a_fenced_epoch_is_void_for_all() -> None:
+    """A second scheduler decided it before it had seen the fence."""
+    told = _accumulating(_in_training(), 0, 1)
+    told.tell(cell_events.TrainerLost(cell=1, error="e"), _fenced(1, 1), _closed(1, 0, 1))
+    assert told.sched.batch is not None
+    assert told.sched.batch.members is None
+    assert all(cell.batch is not None and cell.batch.members is None for cell in told.cells)
+    assert isinstance(told.decision(), sched.WorldFormed)
+
+
+def test_a_cell_that_left_the_batch_claims_nothing_however_late_its_join_comes() -> None:
+    told = _accumulating(_in_training(), 0, 1, 2)
+    told.tell(cell_events.TrainerLost(cell=1, error="e"), _fenced(1, 1, dismissed=(2,)))
+    told.tell(_joined(2))
+    assert told.duty(2) is None
+    assert told.sched.batch is not None
+    assert set(told.sched.batch.joined) == {0}
+
+
+def test_a_death_between_a_fences_decision_and_its_event_is_fenced_next() -> None:
+    told = _accumulating(_in_training(), 0, 1, 2)
+    told.tell(cell_events.TrainerLost(cell=2, error="e"))
+    first = told.decision()
+    assert isinstance(first, sched.EpochFenced)
+    assert first.lost == (2,)
+    told.tell(cell_events.TrainerLost(cell=1, error="e"), first)
+    second = told.decision()
+    assert isinstance(second, sched.EpochFenced)
+    assert second.lost == (1,)
+
+
+def test_cells_join_a_batch_in_the_order_of_the_world() -> None:
+    told = _in_training()
+    assert isinstance(told.duty(0), duties.JoinBatch)
+    assert told.duty(1) is None
+    _accumulating(told, 0)
+    assert told.duty(2) is None
+    assert isinstance(told.duty(1), duties.JoinBatch)
+    _accumulating(told, 1)
+    assert isinstance(told.duty(2), duties.JoinBatch)
+
+
+def test_who_comes_after_the_window_has_closed_stays_out() -> None:
+    told = _accumulating(_in_training(), 0)
+    told.tell(_closed(1, 0))
+    assert told.duty(1) is None
+    told.tell(_joined(1))
+    told.held[1].accumulating = BATCH
+    assert told.duty(1) is None
+
+
+def test_a_member_begins_anew_in_a_new_world_though_the_window_has_closed_again() -> None:
+    told = _accumulating(_in_training(), 0, 1)
+    told.tell(
+        cell_events.MicroStepClaimed(batch=BATCH, index=0, cell=1, epoch=1),
+        cell_events.WorldBroken(cell=0, epoch=1, error="e"),
+        _fenced(1),
+        sched.WorldFormed(**BASIS, epoch=2, cells=(0, 1, 2)),
+        _closed(2, 0, 1),
+    )
+    told.held[1] = Holdings(engine_version=(1, 0), trainer_version=(1, 0), world_epoch=2)
+    assert isinstance(told.duty(1), duties.JoinBatch)
+    told.held[1].accumulating = BATCH
+    assert isinstance(told.duty(1), duties.TrainMicroStep)
+    told.held[1].trained = {0}
+    assert isinstance(told.duty(1), duties.FinishBatch)
+
+
+def test_a_member_that_has_been_through_the_reduction_waits_for_the_core() -> None:
+    told = _accumulating(_in_training(), 0, 1)
+    told.tell(_closed(1, 0, 1))
+    told.held[1].accumulating = None
+    told.held[1].finished = (BATCH, 1)
+    assert told.duty(1) is None
+
+
+def test_a_satellite_goes_back_with_the_bursts_weights_though_the_core_is_steps_ahead() -> None:
+    """It was slow; were it to wait for the next checkpoint, rollout might miss it for good."""
+    told = _in_training()
+    told.tell(
+        _step(1),
+        sched.BurstEnded(
+            **BASIS,
+            burst=0,
+            core_stays=True,
+            waterlevel=0,
+            next_dispatch=0,
+            capacity_without_core=0,
+            ready=0,
+        ),
+    )
+    assert told.duty(1) is None
+    told.tell(
+        cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
+        cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
+        sched.BurstStarted(**BASIS, burst=1, first_step=1, num_steps=2),
+        _step(2),
+    )
+    duty = told.duty(1)
+    assert isinstance(duty, duties.ReturnToRollout)
+    assert duty.version == (1, 1)
+
+
+@pytest.mark.parametrize("cell", [0, 1])
+def test_nobody_connects_to_a_world_that_one_of_its_trainers_has_died_in(cell: int) -> None:
+    told = Told()
+    for each in range(3):
+        told.tell(cell_events.TrainerReady(cell=each, pid=1), _role(each, "rollout"))
+    told.tell(sched.WorldFormed(**BASIS, epoch=1, cells=(0, 1, 2)))
+    assert isinstance(told.duty(cell), duties.AwaitWorld)
+    for each in range(3):
+        told.tell(cell_events.WorldReady(cell=each, epoch=1))
+    assert isinstance(told.duty(cell), duties.FormWorld)
+    told.tell(cell_events.TrainerLost(cell=1, error="e"))
+    assert told.duty(cell) is None
+    told.tell(cell_events.TrainerReady(cell=1, pid=2))
+    assert told.duty(cell) is None
+    told.tell(sched.WorldFormed(**BASIS, epoch=2, cells=(0, 1, 2)))
+    assert isinstance(told.duty(cell), duties.AwaitWorld)
+
+
+def test_a_broken_world_is_said_once() -> None:
+    told = _accumulating(_in_training(), 0)
+    told.held[0].broken_epoch, told.held[0].world_epoch = 1, 0
+    told.held[0].accumulating = None
+    assert told.duty(0) == duties.ReportBroken(epoch=1, explained=False)
+    told.tell(cell_events.TrainerLost(cell=1, error="e"))
+    assert told.duty(0) == duties.ReportBroken(epoch=1, explained=True)
+    told.tell(cell_events.WorldBroken(cell=0, epoch=1, error="e"))
+    assert told.duty(0) is None
+    fence = told.decision()
+    assert isinstance(fence, sched.EpochFenced)
+    assert fence.lost == ()
+    told.tell(fence)
+    assert isinstance(told.decision(), sched.WorldFormed)
+
+
+def test_a_finished_job_is_stopped_once_and_nothing_else_is_done_for_it() -> None:
+    told = _in_training()
+    told.tell(sched.JobFinished(**BASIS, status="cancelled", reason="r"))
+    assert isinstance(told.duty(0), duties.StopJob)
+    told.held[0] = Holdings()
+    told.tell(_role(0, "offline"))
+    assert told.duty(0) is None
+    assert told.sched.cells[0].role == "offline"
+
+
+def test_an_execution_that_ended_before_its_move_holds_no_slot() -> None:
+    told = Told()
+    plan = sched.GroupPlan(group="g", task="t", executions=("e",))
+    order = sched.StartOrder(execution="e", group="g", task="t", cell=0, seed=0)
+    told.tell(
+        sched.Dispatched(**BASIS, kind="training", groups=(plan,), version=0, lineage=1),
+        sched.StartOrdered(**BASIS, orders=(order,)),
+        sched.ExecutionsCancelled(**BASIS, queued=(), running=("e",), reason="r"),
+    )
+    evolve(told.sched, 99, _terminated("e"))
+    move = sched.Move(execution="e", source=0, destination=2)
+    told.tell(_to_training(0).model_copy(update={"moves": (move,)}))
+    assert not any(cell.executions for cell in told.sched.cells.values())
+
+
+def _terminated(execution: str) -> Body:
+    return Terminated(
+        execution=execution,
+        attempt=1,
+        reason="cancelled",
+        exit_code=None,
+        signal=None,
+        workspace=None,
+        duration_s=0.0,
+    )
+
+
+def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
+    told = _in_training()
+    told.tell(
+        _step(1),
+        cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
+        cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
+        _step(2),
+        cell_events.TrainerLost(cell=0, error="e"),
+    )
+    told.held[0] = Holdings(engine_version=(1, 0))
+    assert told.duty(0) == duties.StartTrainer(path="/c1", version=(1, 1))
+    told.held[0].trainer_version = (1, 1)
+    told.tell(cell_events.TrainerReady(cell=0, pid=2))
+    restored = told.decision()
+    assert isinstance(restored, sched.Restored)
+    assert (restored.lineage, restored.version, restored.checkpoint) == (2, 1, "/c1")
+    told.tell(restored)
+    assert told.duty(0) == duties.RestoreCore(path="/c1", version=(2, 1))
+    told.tell(_role(1, "rollout"))
+    loading = told.duty(1)
+    assert isinstance(loading, duties.LoadWeights)
+    assert loading.checkpoint.version == (2, 1)
+
+
+def test_an_engine_enters_rollout_with_the_newest_durable_weights() -> None:
+    told = Told()
+    told.tell(
+        cell_events.TrainerReady(cell=1, pid=1),
+        cell_events.CheckpointSaved(version=3, lineage=1, path="/c3", checksum="c"),
+    )
+    assert isinstance(told.duty(1), duties.LoadWeights)
+    told.held[1].engine_version = (1, 3)
+    assert told.duty(1) == duties.ReportRollout(version=(1, 3))
+
+
+def test_a_trainer_that_dies_again_and_again_without_a_step_ends_the_job() -> None:
+    told = _in_training()
+    for _ in range(8):
+        told.tell(
+            cell_events.TrainerLost(cell=1, error="boom"), cell_events.TrainerReady(cell=1, pid=1)
+        )
+    ended = told.decision()
+    assert isinstance(ended, sched.JobFinished)
+    assert ended.status == "failed"
+    assert ended.reason == "cell 1: trainer lost 8 times without a step between: boom"
