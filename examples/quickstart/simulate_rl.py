@@ -44,6 +44,7 @@ class Settings:
     num_steps: int = 12
     learning_rate: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
     warmup_steps: int = 3
     grad_clip: float = 1.0
     clip_low: float = 0.995
@@ -260,7 +261,7 @@ def simulate(
     environment = Environment(policy, tokenizer, settings)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(
-        policy.parameters(), lr=settings.learning_rate, betas=settings.betas
+        policy.parameters(), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps
     )
     num_groups = settings.num_steps * settings.batch_groups
     tasks = deque(draw_tasks(seed, "train", num_groups))

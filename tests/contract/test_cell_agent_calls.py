@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+import warnings
+from functools import cache
 from pathlib import Path
 
+with warnings.catch_warnings():  # Megatron says at import what it would rather have
+    warnings.simplefilter("ignore")
+    from gyre.cell_agent.trainer.commands import NAMES, TrainerCommands
+
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.trainer.commands import NAMES, TrainerCommands
+from gyre.cell_agent.trainer.statistics import Totals
 from gyre.contracts.events.cells import StepStatistics
 from gyre.testkit.simulated_cell import SimulatedEngine
 from gyre.testkit.simulated_trainer import SimulatedTrainer
@@ -22,6 +28,7 @@ ENGINE_CALLS = (
 )
 
 
+@cache
 def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
     """A run in which the core is lost after its first checkpoint, so that it is loaded again."""
     with tempfile.TemporaryDirectory() as home:
@@ -37,9 +44,7 @@ def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
             ),
             home=Path(home),
             seed=1,
-            strikes=(
-                Strike(after="stream_closed", nth=3, delay_s=0.0, victim="trainer", cell=0),
-            ),
+            strikes=(Strike(after="stream_closed", nth=3, delay_s=0.0, victim="trainer", cell=0),),
             micro_step_s=4.0,
             execution_s=1.0,
         )
@@ -75,7 +80,5 @@ def test_the_simulated_engine_offers_what_the_real_client_does() -> None:
 
 def test_a_steps_statistics_are_those_of_the_contract() -> None:
     """The rest comes from the core's update and from the agent's clock."""
-    from gyre.cell_agent.trainer.statistics import Totals
-
     given = set(Totals().as_step(0.0))
     assert given | {"grad_norm", "lr", "seconds"} == set(StepStatistics.model_fields)

@@ -251,6 +251,17 @@ def test_nobody_connects_to_a_world_that_one_of_its_trainers_has_died_in(cell: i
     assert isinstance(told.duty(cell), duties.AwaitWorld)
 
 
+def test_weights_of_a_dead_core_are_not_pulled() -> None:
+    told = _accumulating(_in_training(), 0)
+    told.held[1].trainer_version = (0, 0)
+    joining = told.duty(1)
+    assert isinstance(joining, duties.JoinBatch)
+    assert joining.pull is not None
+    told.tell(cell_events.TrainerLost(cell=0, error="e"))
+    assert told.cells[1].exposure is None
+    assert told.duty(1) is None
+
+
 def test_a_broken_world_is_said_once() -> None:
     told = _accumulating(_in_training(), 0)
     told.held[0].broken_epoch, told.held[0].world_epoch = 1, 0

@@ -55,6 +55,12 @@ def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str],
             raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
     _check_context(spec, model)
     _check_harness(spec)
+    if spec.cells.pool_capacity:
+        raise InvalidJob(
+            "cells.pool_capacity",
+            f"is {spec.cells.pool_capacity}, but no engines outside the cells are known here; "
+            "set it to 0",
+        )
     if num_cells_online < spec.cells.count:
         raise InvalidJob(
             "cells.count",

@@ -48,7 +48,7 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
     room = min(len(state.queue), free_capacity(state), MAX_ORDERS)
     if room <= 0:
         return ()
-    slots = [cell.cell for cell in _longest_serving(state) for _ in range(cell.free_slots)]
+    slots = (cell.cell for cell in _longest_serving(state) for _ in range(cell.free_slots))
     return tuple(
         StartOrder(
             execution=queued.execution,
