@@ -30,7 +30,9 @@ def quickstart() -> Any:
 def trained(quickstart: Any) -> tuple[Any, Any]:
     """A policy after a few steps of each phase, and its tokenizer."""
     warmstart = quickstart.warmstart
-    phases = [replace(phase, num_steps=4, num_examples=200) for phase in warmstart.PHASES]
+    phases = [
+        replace(phase, num_steps=3, batch_size=4, num_examples=40) for phase in warmstart.PHASES
+    ]
     return warmstart.warm_start(3, phases)
 
 

@@ -36,7 +36,8 @@ def summary_table(report: RunReport) -> Table:
     for name, phase in (("before", "heldout_before"), ("after", "heldout_after")):
         table.add_row(f"held-out reward {name}", _score(report.heldout(phase)))
     for key in (
-        *("steps", "executions", "calls", "calls_rerouted", "calls_failed", "role_changes"),
+        *("steps", "executions", "calls", "calls_rerouted", "calls_failed"),
+        *("malformed_tool_calls", "role_changes"),
         *("cells_that_trained", "mean_staleness", "expected_staleness"),
         *("sampled_tokens", "trained_tokens", "clip_low", "clip_high", "wall_s"),
     ):

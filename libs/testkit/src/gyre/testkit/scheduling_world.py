@@ -20,6 +20,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
 from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
 
@@ -173,10 +174,24 @@ class World:
             )
         )
         left = self._left.get(order.group)
-        if left is not None:
-            left.discard(order.execution)
-            if not left:
-                self.later(self.timings.scoring, lambda: self._group_ready(order.group))
+        if left is None:
+            self.later(self.timings.scoring, partial(self._score, order.execution))
+            return
+        left.discard(order.execution)
+        if not left:
+            self.later(self.timings.scoring, partial(self._group_ready, order.group))
+
+    def _score(self, execution: str) -> None:
+        self.fact(
+            score_events.Evaluated(
+                execution=execution,
+                attempt=1,
+                evaluation="e",
+                artifact="a",
+                branch="",
+                reward=0.0,
+            )
+        )
 
     def _group_ready(self, group: str) -> None:
         self.fact(

@@ -167,7 +167,8 @@ def _next_phase(state: JobState) -> NextPhase | None:
             if done and state.published == state.version and state.burst is None and all_serving:
                 return "heldout_after" if heldout else "done"
         case "heldout_after":
-            if _heldout_done(state, 2):
+            # Scoring overlaps training, but the job is over only when every score is in.
+            if _heldout_done(state, 2) and state.num_heldout_scored == state.heldout.dispatched:
                 return "done"
     return None
 

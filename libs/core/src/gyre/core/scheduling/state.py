@@ -126,6 +126,7 @@ class Execution:
     cell: int | None = None
     started: bool = False
     terminated: bool = False
+    scored: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +165,7 @@ class JobState:
 
     training: Counters = field(default_factory=Counters)
     heldout: Counters = field(default_factory=Counters)
+    num_heldout_scored: int = 0
     queue: deque[Queued] = field(default_factory=deque)
     executions: dict[str, Execution] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
