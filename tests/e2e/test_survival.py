@@ -1,5 +1,5 @@
-"""kill -9 at named points of the scheduler, the proxy, the trajectory service and a satellite's
-trainer, in one job on a real stack: it finishes, and the counts agree with the log."""
+"""kill -9 at named points of every service, a satellite's trainer and the core's, in jobs on a real
+stack: they finish, and the counts agree with the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gyre.embedded import control
 from gyre.testkit.log_audit import RunLog, audit
 from gyre.testkit.small_job import write_small_job
 
-FAILPOINTS = {
+SERVICES = {
     "scheduler.after_append": 12,
     "scheduler.after_batch_opened": 2,
     "proxy.after_append": 9,
@@ -34,16 +34,26 @@ FAILPOINTS = {
     "trajectory.after_append": 9,
     "trainer_1.mid_accumulation": 2,
 }
+EXECUTIONS_AND_CORE = {
+    "runner.after_started": 5,
+    "runner.after_launch": 30,
+    "evaluator.after_score": 7,
+    "trainer_0.mid_accumulation": 3,
+    "cell_agent.after_claim": 9,
+}
 # A larger model than other tests use: training must last until satellites have joined.
 MODEL = {"hidden_size": 192, "num_layers": 4, "intermediate_size": 768, "num_heads": 6}
 STEPS, GROUPS = 6, 6
 
 
 @pytest.mark.timeout(420)
-def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failpoints", [SERVICES, EXECUTIONS_AND_CORE], ids=["services", "core"])
+def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(
+    tmp_path: Path, failpoints: dict[str, int]
+) -> None:
     home = tmp_path / "state with a space"
     environ = dict(os.environ) | {
-        "GYRE_FAILPOINT": ",".join(f"{name}:{count}" for name, count in FAILPOINTS.items())
+        "GYRE_FAILPOINT": ",".join(f"{name}:{count}" for name, count in failpoints.items())
     }
     info = control.up(home, cells=3, environ=environ, owner=os.getpid())
     try:
@@ -57,7 +67,7 @@ def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(tmp_path
     finally:
         control.down(home, purge=False)
     died = {path.name.removeprefix("failpoint.") for path in (home / "run").glob("failpoint.*")}
-    assert set(FAILPOINTS) == died
+    assert set(failpoints) == died
     log = RunLog.of(facts, calls)
     audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=DirectoryBlobStore(home / "blobs"))
     assert view.num_terminated == len(log.terminated)

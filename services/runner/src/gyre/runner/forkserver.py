@@ -342,12 +342,26 @@ def preload(modules: list[str], calls: list[str]) -> None:
     gc.freeze()  # the collector does not touch, and so does not copy, the shared pages
 
 
+def take_lock(path: Path) -> int | None:
+    """The descriptor that holds the file's lock; None if another process does."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.sameopenfile(lock, (current := os.open(path, os.O_RDONLY))):
+                os.close(current)
+                return lock
+            os.close(current)
+        os.close(lock)  # an ending server removed the file in between
+
+
 def listen(path: Path) -> tuple[socket.socket, int] | None:
     """The server's socket and the lock that it holds; None if another server of this path lives."""
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    lock = take_lock(path.with_suffix(".lock"))
+    if lock is None:
         return None
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -380,7 +394,8 @@ def main() -> None:
     harness = server.serve()
     if harness is not None:
         harness.run()
-    args.socket.unlink(missing_ok=True)
+    for path in (args.socket, args.socket.with_suffix(".lock")):
+        path.unlink(missing_ok=True)  # the lock last, and while it is held
 
 
 if __name__ == "__main__":
