@@ -22,7 +22,7 @@ from gyre.contracts import subjects
 from gyre.contracts.http import JobView
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.embedded import control
-from gyre.testkit.log_audit import RunLog, audit
+from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
 
 SERVICES = {
@@ -114,3 +114,4 @@ def _replays(view: JobView, facts: list[Fact]) -> None:
     assert (state.status, state.version) == (view.status, view.version)
     assert state.training.terminated == view.num_terminated
     assert next_decision(state, facts[-1].envelope.time) is None
+    assert first_decision_that_differs(facts) is None

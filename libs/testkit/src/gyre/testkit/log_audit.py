@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gyre.adapters.blobs import BlobStore
 from gyre.adapters.journal import Fact
 from gyre.adapters.microsteps import decode_microstep
+from gyre.contracts.envelope import Decision
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.core.scheduling import JobState, evolve, next_decision
 
 
 @dataclass(slots=True)
@@ -126,3 +128,24 @@ def _audit_targets(log: RunLog, blobs: BlobStore) -> None:
 
 def _lineage(batch: str) -> int:
     return int(batch.removeprefix("l").partition("-")[0])
+
+
+def first_decision_that_differs(facts: Sequence[Fact]) -> str | None:
+    """Decide again from the log before each recorded decision; None when every one comes out.
+
+    A decision was taken on the facts up to its `based_on`, whatever was appended meanwhile. Which
+    job gets cells is the cluster's decision, not the job's: job_started is not asked again.
+    """
+    state = JobState(job=facts[0].job)
+    folded = 0
+    for fact in facts:
+        decision = fact.body
+        if not isinstance(decision, Decision) or isinstance(decision, sched.JobStarted):
+            continue
+        while folded < len(facts) and facts[folded].sequence <= decision.based_on:
+            evolve(state, facts[folded].sequence, facts[folded].body)
+            folded += 1
+        again = next_decision(state, decision.now)
+        if again != decision:
+            return f"at {fact.sequence}: recorded {decision!r}, decided {again!r}"
+    return None
