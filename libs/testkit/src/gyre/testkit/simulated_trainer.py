@@ -224,7 +224,7 @@ class SimulatedTrainer:
         store_host: str,
         store_port: int,
     ) -> dict[str, Any]:
-        self._leave_world()
+        self._quit_world()
         try:
             await self.fabric.join(self, epoch, rank, size, timeout_s)
         except TimeoutError as error:
@@ -234,10 +234,14 @@ class SimulatedTrainer:
         self.num_met = {}
         return {}
 
-    def _leave_world(self) -> None:
+    def _quit_world(self) -> None:
         if self.world is not None:
             self.fabric.leave(self, self.world.epoch, self.world.rank)
         self.world, self.open, self.accumulated = None, None, []
+
+    async def _leave_world(self) -> dict[str, Any]:
+        self._quit_world()
+        return {}
 
     async def _begin_batch(self, *, batch: str, version: int) -> dict[str, Any]:
         self._require(not self.offloaded, "wrong_state", "offloaded")
@@ -276,7 +280,7 @@ class SimulatedTrainer:
             self.open = None
             lost = await self._update(size, batch, label, parts, final)
         except TimeoutError as error:
-            self._leave_world()
+            self._quit_world()
             raise TrainerRefused("peer_lost", "a member died") from error
         core = {"skipped": False, "grad_norm": 0.0, "lr": 0.0, "broadcast_lost": lost}
         return {
@@ -324,7 +328,7 @@ class SimulatedTrainer:
         except TimeoutError:
             if not is_core:
                 raise
-            self._leave_world()
+            self._quit_world()
             return "a member died in the broadcast"
         self.label, self.content = following, after
         return None

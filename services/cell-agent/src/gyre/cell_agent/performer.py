@@ -79,7 +79,7 @@ class Performer:
             case duties.RestoreCore():
                 return await self._stepping.restore_core(duty, state)
             case duties.AwaitWorld():
-                return [Report(body=cell_events.WorldReady(cell=state.cell, epoch=duty.epoch))]
+                return await self._stepping.await_world(duty, state)
             case duties.ReportBroken():
                 return [self._world_broken(duty, state)]
             case duties.FormWorld():

@@ -76,6 +76,14 @@ class Stepping:
         self._held.trainer_version = duty.version
         return []
 
+    async def await_world(self, duty: duties.AwaitWorld, state: CellState) -> list[Report]:
+        """Out of the old world first: a member still in one of its collectives may be waiting for
+        this cell alone, and would not hear of the new world before its time-out."""
+        self._drop_accumulation()
+        self._held.world_epoch = 0
+        await self._processes.live_trainer.call("leave_world", SHORT_S)
+        return [Report(body=cell_events.WorldReady(cell=state.cell, epoch=duty.epoch))]
+
     async def form_world(self, duty: duties.FormWorld, state: CellState) -> list[Report]:
         """Leaving the old world drops the accumulation too; owned micro-steps are done again."""
         self._drop_accumulation()

@@ -39,6 +39,7 @@ NAMES = (
     "pull_weights",
     "serve_weights",
     "form_world",
+    "leave_world",
     "begin_batch",
     "micro_step",
     "drop_accumulation",
@@ -145,6 +146,12 @@ class TrainerCommands:
             )
         )
         return {"epoch": epoch, "rank": rank, "size": size}
+
+    def leave_world(self) -> Answer:
+        """Closes its connections, so that a peer still in a collective there sees this rank gone;
+        the accumulation goes with it. No error outside a world."""
+        self.trainer.leave_world()
+        return {}
 
     def begin_batch(self, *, batch: str, version: int) -> Answer:
         self.trainer.begin_batch(batch, version)
