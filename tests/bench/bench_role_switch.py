@@ -21,6 +21,7 @@ import psutil
 
 from gyre.cell_agent.engine.base import EngineClient, EngineError
 from gyre.cell_agent.performer import Performer
+from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.contracts.events.cells import RoleChanged
 from gyre.core.cell import CellState, duties
@@ -94,7 +95,8 @@ async def measure(root: Path) -> dict[str, Any]:
     model = {"model": {"path": str(root / "model"), "context_tokens": 1024}}
     spec = job_spec(cells=1, phi=0.0, heldout=False, sections=model)
     state = CellState(cell=0, job="bench", spec=spec, order=(0,), role="rollout")
-    performer = Performer(settings(root / "home"))
+    values = settings(root / "home")
+    performer = Performer(values, CellProcesses(values))
     try:
         await performer.perform(duties.StartEngine(path=None, version=VERSION), state)
         await performer.perform(duties.StartTrainer(path=None, version=VERSION), state)
