@@ -108,9 +108,9 @@ def test_one_cell_without_a_pool_takes_no_extra_groups() -> None:
     field, message = _fault(raw)
     assert field == ""
     assert "schedule.phi" in message
-    assert "set phi: 0, add cells or a pool" in message
+    assert "set phi: 0, or add cells or a pool" in message
     assert JobSpec.model_validate({**raw, "schedule": {"num_steps": 1, "phi": 0}})
-    pooled = {"count": 1, "capacity": 8, "pool_capacity": 4}
+    pooled = {"count": 1, "capacity": 8, "pool_count": 1, "pool_capacity": 4}
     assert JobSpec.model_validate({**raw, "cells": pooled})
 
 

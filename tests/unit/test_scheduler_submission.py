@@ -116,7 +116,7 @@ def test_a_long_wrong_value_is_cut_in_the_message(raw: dict[str, Any]) -> None:
         ("harness.settings.functions_path", "/nowhere/tools.py", "is no file"),
         ("harness.settings.functions_path", "tools.py", "is relative"),
         ("cells.count", CELLS + 1, "3 are online"),
-        ("cells.pool_capacity", 4, "no engines outside the cells are known here"),
+        ("cells.pool_capacity", 4, "a pool needs both"),
         ("model.context_tokens", 8192, "the model's limit is 4096"),
         ("rollout.max_new_tokens", 1024, "leave room for a prompt"),
         ("name", "two words", "letters, digits"),

@@ -47,7 +47,7 @@ def replay(
         "heldout": asdict(state.heldout),
         "waterlevel": state.training.waterlevel,
         "ready_groups": state.num_ready_unclaimed,
-        "cells": {cell.cell: cell.role for cell in state.in_order},
+        "cells": {cell.cell: cell.role for cell in state.everyone},
         "batch": state.batch.batch if state.batch else None,
     }
     typer.echo(json.dumps(shown, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -56,19 +57,82 @@ class RolloutSection(_Section):
     call_timeout_s: PositiveFloat = 240.0
 
 
+class EmulationSection(_Section):
+    """A fixed speed below what the machine gives, so that cells which share its cores compare as
+    cells with hardware of their own would. Emulation, and named so in every report.
+
+    decode_tokens_per_s: of each running request. training_tokens_per_s: of the cell's trainer."""
+
+    decode_tokens_per_s: PositiveFloat | None = None
+    training_tokens_per_s: PositiveFloat | None = None
+
+
 class CellsSection(_Section):
-    """count: K elastic cells. capacity: C_e, concurrent executions of one cell in rollout.
-    Eq. (1) also knows C_s, the capacity of a pool that only serves."""
+    """count: K elastic cells; they share one training layout. capacity: C_e, concurrent executions
+    of one cell in rollout; each_capacity: where they differ, one number a cell, core first.
+    pool_count, pool_capacity: cells that only ever serve, and the capacity of each; together C_s.
+    emulate: one entry for all cells, pool included, or one for each."""
 
     count: Positive
     capacity: Positive
+    each_capacity: tuple[Positive, ...] = ()
+    pool_count: Annotated[int, Field(ge=0)] = 0
     pool_capacity: Annotated[int, Field(ge=0)] = 0
+    emulate: tuple[EmulationSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_number_a_cell(self) -> CellsSection:
+        if self.each_capacity and len(self.each_capacity) != self.count:
+            raise ValueError(
+                f"each_capacity: {len(self.each_capacity)} numbers for {self.count} cells; "
+                "give one a cell, or leave it out"
+            )
+        if (self.pool_count == 0) != (self.pool_capacity == 0):
+            raise ValueError(
+                "pool_count, pool_capacity: a pool needs both, no pool neither; "
+                f"got {self.pool_count} and {self.pool_capacity}"
+            )
+        if self.emulate and len(self.emulate) not in (1, self.num_cells):
+            raise ValueError(
+                f"emulate: {len(self.emulate)} entries for {self.num_cells} cells, pool included; "
+                "give one for all or one a cell"
+            )
+        return self
+
+    @property
+    def num_cells(self) -> int:
+        """Elastic cells and pool cells together."""
+        return self.count + self.pool_count
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Capacity of each elastic cell, core first."""
+        return self.each_capacity or (self.capacity,) * self.count
+
+    def emulation(self, place: int) -> EmulationSection | None:
+        """What cell number `place` of the job emulates: elastic cells first, then the pool's."""
+        if not self.emulate:
+            return None
+        return self.emulate[place if len(self.emulate) > 1 else 0]
+
+
+PolicyName = Literal["gyre", "gyre+", "async", "colocate"]
 
 
 class ScheduleSection(_Section):
     """N, B, phi, mu, steps, rho_min and tau of the paper. rho_min and tau are ours: the paper's
     digest gives no value. rho_min 0.5: half a batch keeps a cell busy while the other half arrives.
-    tau 60 s: several times a role switch (8.5 s + 3.5 s), short against executions of hours."""
+    tau 60 s: several times a role switch (8.5 s + 3.5 s), short against executions of hours.
+
+    policy: who trains when (`gyre.core.scheduling.policies`). streaming: a step begins with the
+    groups that are ready; without it a burst waits for all its mu B groups.
+    training_cells: how many cells, core first, policy `async` gives to training for good.
+    executions_started: N' >= N, sampled for each group; the N that `keep` names are trained.
+    keep: first_finished cancels what is left of a group once N of it are done, which favours short
+    executions; drawn lets all N' end and draws N of them.
+    max_staleness: bound on v_t - v_d of every group. on_stale: a step that would pass it waits for
+    the group, or the group is dropped, its executions cancelled and counted by their length.
+    silence_deadline_s: how long an agent may be silent before its cell counts as lost."""
 
     executions_per_group: Positive = 16
     groups_per_step: Positive = 32
@@ -77,9 +141,17 @@ class ScheduleSection(_Section):
     num_steps: Positive
     rho_min: float = 0.5
     tau_s: Annotated[float, Field(ge=0)] = 60.0
-    policy: Literal["gyre"] = "gyre"
+    policy: PolicyName = "gyre"
+    streaming: bool = True
+    training_cells: Positive | None = None
+    executions_started: Positive | None = None
+    keep: Literal["first_finished", "drawn"] = "first_finished"
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    on_stale: Literal["wait", "drop"] = "wait"
     start_deadline_s: PositiveFloat = 30.0
     transition_deadline_s: PositiveFloat = 120.0
+    boot_deadline_s: PositiveFloat = 900.0
+    silence_deadline_s: PositiveFloat = 60.0
 
     @field_validator("rho_min")
     @classmethod
@@ -100,10 +172,44 @@ class ScheduleSection(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _policy_has_what_it_needs(self) -> ScheduleSection:
+        if (self.training_cells is None) == (self.policy == "async"):
+            raise ValueError(
+                "training_cells: set it for policy async, which gives that many cells to training "
+                "for good, and for no other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _starts_at_least_what_it_keeps(self) -> ScheduleSection:
+        if self.group_size < self.executions_per_group:
+            raise ValueError(
+                f"executions_started: is {self.executions_started}, below executions_per_group "
+                f"{self.executions_per_group}; start at least as many as are trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bound_is_above_the_mean(self) -> ScheduleSection:
+        # A group dispatched at a publication waits phi B groups long and up to mu - 1 steps.
+        least = math.ceil(self.phi) + self.mu - 1
+        if self.max_staleness is not None and self.max_staleness < least:
+            raise ValueError(
+                f"max_staleness: is {self.max_staleness}, but phi {self.phi:g} and mu {self.mu} "
+                f"make groups up to {least} steps old by design; raise it, or lower phi or mu"
+            )
+        return self
+
     @property
     def extra_groups(self) -> int:
         """phi * B, groups dispatched beyond the burst's own."""
         return round(self.phi * self.groups_per_step)
+
+    @property
+    def group_size(self) -> int:
+        """Executions dispatched for each group: N', or N without oversampling."""
+        return self.executions_started or self.executions_per_group
 
 
 class AdmissionSection(_Section):
@@ -180,9 +286,22 @@ class JobSpec(_Section):
     def _core_can_always_join(self) -> JobSpec:
         # With no pool and one cell the transition waits for w = 0, which phi > 0 never allows:
         # the extra phi*B groups can only run on the cell that waits to train.
-        if self.cells.count == 1 and self.cells.pool_capacity == 0 and self.schedule.phi > 0:
+        together = self.cells.count == 1 or self.schedule.policy == "colocate"
+        if together and self.cells.pool_count == 0 and self.schedule.phi > 0:
             raise ValueError(
-                "schedule.phi: one cell without a pool switches at waterlevel 0, which phi > 0 "
-                "never reaches; set phi: 0, add cells or a pool"
+                "schedule.phi: cells that train all together and no pool switch at waterlevel 0, "
+                "which phi > 0 never reaches; set phi: 0, or add cells or a pool"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_serves(self) -> JobSpec:
+        fixed = self.schedule.training_cells
+        if fixed is None:
+            return self
+        if fixed > self.cells.count or fixed == self.cells.num_cells:
+            raise ValueError(
+                f"schedule.training_cells: {fixed} of {self.cells.count} elastic and "
+                f"{self.cells.pool_count} pool cells; leave at least one to serve"
             )
         return self

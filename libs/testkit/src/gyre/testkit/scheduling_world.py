@@ -82,9 +82,10 @@ class World:
         self.fact(
             sched.JobSubmitted(spec=self.spec, train_tasks=tasks, heldout_tasks=self.heldout_tasks)
         )
-        cells = tuple(range(self.spec.cells.count))
-        self.fact(sched.JobStarted(based_on=0, now=0.0, cells=cells, lineage=1))
-        for cell in cells:
+        num, num_cells = self.spec.cells.count, self.spec.cells.num_cells
+        cells, pool = tuple(range(num)), tuple(range(num, num_cells))
+        self.fact(sched.JobStarted(based_on=0, now=0.0, cells=cells, pool=pool, lineage=1))
+        for cell in (*cells, *pool):
             self.later(self.timings.boot, partial(self._boot, cell))
         for _ in range(max_events):
             self._decide()
@@ -126,7 +127,8 @@ class World:
     # --- other services ---
 
     def _boot(self, cell: int) -> None:
-        self.fact(cell_events.TrainerReady(cell=cell, pid=1))
+        if not self.state.cells[cell].pool:
+            self.fact(cell_events.TrainerReady(cell=cell, pid=1))
         self._role(cell, "rollout")
 
     def _role(self, cell: int, role: cell_events.CellRole) -> None:

@@ -11,7 +11,8 @@ def job_spec(
     *,
     cells: int = 3,
     capacity: int = 8,
-    pool: int = 0,
+    pool_count: int = 0,
+    pool_capacity: int = 0,
     heldout: bool = True,
     sections: dict[str, Any] | None = None,
     **schedule: Any,
@@ -31,7 +32,12 @@ def job_spec(
         "model": {"path": "/model"},
         "harness": {"profile": "llm", "timeout_s": 60},
         "tasks": {"train": "/train", "heldout": "/heldout" if heldout else None},
-        "cells": {"count": cells, "capacity": capacity, "pool_capacity": pool},
+        "cells": {
+            "count": cells,
+            "capacity": capacity,
+            "pool_count": pool_count,
+            "pool_capacity": pool_capacity,
+        },
         "schedule": numbers | schedule,
     }
     return JobSpec.model_validate(raw | (sections or {}))

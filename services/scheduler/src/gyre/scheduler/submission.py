@@ -55,16 +55,10 @@ def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str],
             raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
     _check_context(spec, model)
     _check_harness(spec)
-    if spec.cells.pool_capacity:
-        raise InvalidJob(
-            "cells.pool_capacity",
-            f"is {spec.cells.pool_capacity}, but no engines outside the cells are known here; "
-            "set it to 0",
-        )
-    if num_cells_online < spec.cells.count:
+    if num_cells_online < spec.cells.num_cells:
         raise InvalidJob(
             "cells.count",
-            f"{spec.cells.count} cells wanted, {num_cells_online} are online; "
+            f"{spec.cells.num_cells} cells wanted, {num_cells_online} are online; "
             "lower it or start more cell agents",
         )
     train = _tasks("tasks.train", spec.tasks.train)

@@ -32,7 +32,7 @@ def job_view(job: JobState) -> JobView:
         mean_staleness=mean_staleness(job.groups.values()),
         cells=[
             CellView(cell=cell.cell, role=cell.role, num_executions=len(cell.executions))
-            for cell in job.in_order
+            for cell in job.everyone
         ],
         sequence=job.sequence,
     )

@@ -52,12 +52,53 @@ class CancelRequested(Body):
 
 
 @event
+class PauseRequested(Body):
+    """Nothing new begins from here on: no start, no transition, no step. What runs goes on."""
+
+    TYPE: ClassVar[str] = "pause_requested"
+    reason: str
+
+
+@event
+class ResumeRequested(Body):
+    TYPE: ClassVar[str] = "resume_requested"
+
+
+@event
+class DrainRequested(Body):
+    """The job ends after the burst it is in: its weights are published and measured, and what is
+    still queued or running then is cancelled."""
+
+    TYPE: ClassVar[str] = "drain_requested"
+    reason: str
+
+
+@event
+class ReleaseRequested(Body):
+    """Somebody wants this cell back: the job shall go on without it."""
+
+    TYPE: ClassVar[str] = "release_requested"
+    cell: int
+
+
+@event
+class AgentSilent(Body):
+    """The scheduler has not heard the cell's agent since `last_heard`, for `silence_deadline_s`."""
+
+    TYPE: ClassVar[str] = "agent_silent"
+    cell: int
+    last_heard: float
+
+
+@event
 class JobStarted(Decision):
-    """The job holds these cells from now on, cells[0] is the core; agents boot engine, trainer."""
+    """The job holds these cells from now on, cells[0] is the core; agents boot engine, trainer.
+    pool: further cells, which only ever serve."""
 
     TYPE: ClassVar[str] = "job_started"
     cells: tuple[int, ...]
     lineage: int
+    pool: tuple[int, ...] = ()
 
 
 @event
@@ -162,7 +203,8 @@ class JoinWindowClosed(Decision):
 
 @event
 class BurstEnded(Decision):
-    """waterlevel and capacity: the two sides of eq. (3), in executions."""
+    """waterlevel and capacity: the two sides of eq. (3), in executions. staying_satellites: cells
+    that go on training besides the core, under policies that keep some."""
 
     TYPE: ClassVar[str] = "burst_ended"
     burst: int
@@ -171,6 +213,7 @@ class BurstEnded(Decision):
     next_dispatch: int
     capacity_without_core: int
     ready: int
+    staying_satellites: tuple[int, ...] = ()
 
 
 @event
@@ -189,13 +232,64 @@ class EpochFenced(Body):
 
 
 @event
+class CellWatched(Decision):
+    """The cell must serve again; if it does not within the job's deadline it is lost. Written where
+    no other decision says since when: after its engine died."""
+
+    TYPE: ClassVar[str] = "cell_watched"
+    cell: int
+
+
+@event
 class CellLost(Decision):
-    """moves: where the executions routed to it go."""
+    """The compensation of a transition that missed its deadline, and of an agent that fell silent.
+    The cell leaves the job. moves: where the executions routed to it go."""
 
     TYPE: ClassVar[str] = "cell_lost"
     cell: int
     moves: tuple[Move, ...] = ()
     reason: str
+
+
+@event
+class CellReleased(Decision):
+    """The cell leaves the job in order; its agent ends both processes and says it is offline."""
+
+    TYPE: ClassVar[str] = "cell_released"
+    cell: int
+    moves: tuple[Move, ...] = ()
+
+
+@event
+class CellJoined(Decision):
+    """A free cell joins the running job as its last satellite; its agent boots engine, trainer."""
+
+    TYPE: ClassVar[str] = "cell_joined"
+    cell: int
+    index: int
+
+
+@event
+class SurplusCancelled(Decision):
+    """N of the group's N' are done: queued ones never start (p and f rise together), running ones
+    are ended; both count as terminated and are never trained."""
+
+    TYPE: ClassVar[str] = "surplus_cancelled"
+    group: str
+    queued: tuple[str, ...]
+    running: tuple[str, ...]
+
+
+@event
+class GroupDropped(Decision):
+    """The step would have passed `max_staleness`: the group leaves the job untrained and another is
+    dispatched for it. staleness: what it would have had. queued, running: its unfinished."""
+
+    TYPE: ClassVar[str] = "group_dropped"
+    group: str
+    staleness: int
+    queued: tuple[str, ...]
+    running: tuple[str, ...]
 
 
 @event

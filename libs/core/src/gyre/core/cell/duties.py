@@ -169,7 +169,7 @@ def _stop(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _start_trainer(state: CellState, held: Holdings) -> Duty | None:
-    if held.trainer_version is not None:
+    if held.trainer_version is not None or state.in_pool:
         return None
     path, version = _latest(state)
     return StartTrainer(path=path, version=version)

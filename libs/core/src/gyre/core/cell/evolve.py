@@ -17,13 +17,14 @@ def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: B
     """Fold `body`, appended to `subject` of `job` at stream sequence `sequence`."""
     if isinstance(body, sched.JobSubmitted):
         state.specs[job] = body.spec
-    elif isinstance(body, sched.JobStarted) and state.cell in body.cells:
+    elif isinstance(body, sched.JobStarted) and state.cell in (*body.cells, *body.pool):
         return CellState(
             cell=state.cell,
             specs=state.specs,
             job=job,
             spec=state.specs[job],
             order=body.cells,
+            in_pool=state.cell in body.pool,
             initial=(body.lineage, 0),
             version=(body.lineage, 0),
             published=(body.lineage, 0),
@@ -113,7 +114,7 @@ def _burst_started(state: CellState, body: sched.BurstStarted) -> None:
 def _burst_ended(state: CellState, body: sched.BurstEnded) -> None:
     state.burst_over = True
     state.core_stays = body.core_stays
-    stays = state.is_core and body.core_stays
+    stays = body.core_stays if state.is_core else state.cell in body.staying_satellites
     if not stays and (state.role == "training" or state.transition):
         state.leaving = True
         state.leave_version = state.version

@@ -62,7 +62,8 @@ class OpenBatch:
 class CellState:
     """One cell's view of its job.
 
-    cell: my number in the cluster. order: the job's cells, core first.
+    cell: my number in the cluster. order: the job's elastic cells, core first.
+    in_pool: I am none of them: I only ever serve, and run no trainer.
     transition: a transition_started into training that my role_changed has not answered yet.
     leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
     trainers: cells whose trainer is up. ready: cells that wait to connect to the world.
@@ -77,6 +78,7 @@ class CellState:
     job: str | None = None
     spec: JobSpec | None = None
     order: tuple[int, ...] = ()
+    in_pool: bool = False
     finished: bool = False
     role: str = "none"
     engine_reported: bool = False

@@ -42,22 +42,27 @@ def evolve_cluster(state: ClusterState, sequence: int, job: str, body: Body) -> 
 
 
 def next_job_start(state: ClusterState, now: float) -> tuple[str, sched.JobStarted] | None:
-    """The job that may start now, with its cells: the lowest free ones, the first is the core."""
+    """The job that may start now, with its cells: the lowest free ones, the first is the core, the
+    last are the pool."""
     waiting = next((job for job in state.jobs.values() if job.status == "queued"), None)
     if waiting is None:
         return None
     held = {
         cell.cell
         for job in state.jobs.values()
-        for cell in job.in_order
+        for cell in job.everyone
         if not job.finished or cell.role != "offline"
     }
     free = sorted(cell for cell in state.online if cell not in held)
-    wanted = waiting.required_spec.cells.count
-    if len(free) < wanted:
+    cells = waiting.required_spec.cells
+    if len(free) < cells.num_cells:
         return None
     started = sched.JobStarted(
-        based_on=state.sequence, now=now, cells=tuple(free[:wanted]), lineage=1
+        based_on=state.sequence,
+        now=now,
+        cells=tuple(free[: cells.count]),
+        pool=tuple(free[cells.count : cells.num_cells]),
+        lineage=1,
     )
     return waiting.job, started
 

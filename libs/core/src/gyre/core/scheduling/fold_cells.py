@@ -13,7 +13,7 @@ from gyre.core.scheduling.state import Cell, JobState
 
 def _transition_started(state: JobState, body: sched.TransitionStarted) -> None:
     cell = state.cells[body.cell]
-    cell.role = "to_training" if body.to == "training" else "to_rollout"
+    state.set_role(cell, "to_training" if body.to == "training" else "to_rollout")
     state.supply_since = None
     _move(state, body.moves)
 
@@ -24,12 +24,12 @@ def _role_changed(state: JobState, body: cell_events.RoleChanged) -> None:
         return
     if body.role == "training":
         # A burst that ended while the cell was on its way sends it straight back.
-        cell.role = "training" if cell.role == "to_training" else cell.role
+        state.set_role(cell, "training" if cell.role == "to_training" else cell.role)
     elif body.role == "rollout":
-        cell.role = "rollout"
+        state.set_role(cell, "rollout")
         cell.num_boot_failures = 0
     else:
-        cell.role = "offline"
+        state.set_role(cell, "offline")
 
 
 def _supply_started(state: JobState, body: sched.SupplyTimerStarted) -> None:
@@ -96,11 +96,11 @@ def _engine_lost(state: JobState, body: cell_events.EngineLost) -> None:
     cell.num_boot_failures += 1
     cell.last_error = body.error
     if cell.role == "rollout":
-        cell.role = "booting"
+        state.set_role(cell, "booting")
 
 
 def _cell_lost(state: JobState, body: sched.CellLost) -> None:
-    state.cells[body.cell].role = "lost"
+    state.set_role(state.cells[body.cell], "lost")
     _move(state, body.moves)
 
 

@@ -26,11 +26,13 @@ def _cancel_requested(state: JobState, body: sched.CancelRequested) -> None:
 def _job_started(state: JobState, body: sched.JobStarted) -> None:
     state.status = "running"
     state.lineage = body.lineage
-    state.order = body.cells
-    capacity = state.required_spec.cells.capacity
+    state.order, state.pool = body.cells, body.pool
+    cells = state.required_spec.cells
+    capacities = (*cells.capacities, *(cells.pool_capacity,) * cells.pool_count)
+    everyone = (*body.cells, *body.pool)
     state.cells = {
-        cell: Cell(index=index, cell=cell, capacity=capacity)
-        for index, cell in enumerate(body.cells)
+        cell: Cell(index=index, cell=cell, capacity=capacity, pool=cell in body.pool)
+        for index, (cell, capacity) in enumerate(zip(everyone, capacities, strict=True))
     }
 
 

@@ -96,9 +96,9 @@ def _burst_ended(state: JobState, body: sched.BurstEnded) -> None:
     state.burst.ended = True
     state.burst.core_stays = body.core_stays
     for cell in state.in_order:
-        leaves = cell.index > 0 or not body.core_stays
-        if leaves and cell.role in ("training", "to_training"):
-            cell.role = "to_rollout"
+        stays = body.core_stays if cell.index == 0 else cell.cell in body.staying_satellites
+        if not stays and cell.role in ("training", "to_training"):
+            state.set_role(cell, "to_rollout")
 
 
 def _weights_published(state: JobState, body: cell_events.WeightsPublished) -> None:

@@ -19,10 +19,13 @@ MAX_ORDERS = 400
 
 
 def rollout_capacity(state: JobState) -> int:
-    """C_R in executions, eq. (1); the job's own pool counts C_s."""
-    return state.required_spec.cells.pool_capacity + sum(
-        cell.capacity for cell in state.cells.values() if cell.serving
-    )
+    """C_R in executions, eq. (1): the pool's cells serve too, together they are C_s."""
+    return state.serving_capacity
+
+
+def pool_capacity(state: JobState) -> int:
+    """C_s: what the pool's living cells hold."""
+    return sum(cell.capacity for cell in state.in_pool if cell.role != "lost")
 
 
 def running(state: JobState) -> int:
@@ -42,8 +45,8 @@ def free_capacity(state: JobState) -> int:
 def start_orders(state: JobState) -> tuple[StartOrder, ...]:
     """What may start now: the queue's head, placed on the cells that will serve longest.
 
-    Cells with the highest index are filled first, so that the core, which leaves first, has least
-    to move.
+    The pool is filled first, then the cells with the highest index, so that the core, which leaves
+    first, has least to move.
     """
     room = min(len(state.queue), free_capacity(state), MAX_ORDERS)
     if room <= 0:
@@ -62,7 +65,8 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
 
 
 def moves_off(state: JobState, leaving: Cell) -> tuple[Move, ...]:
-    """Where the executions of `leaving` go: rollout cells in reverse index order (Serving law).
+    """Where the executions of `leaving` go: the pool first, then rollout cells in reverse index
+    order (Serving law).
 
     Executions beyond the free slots stay with the last destination: a lost cell may leave more than
     fits, and a call that waits in an engine's queue is better than one that fails.
@@ -83,7 +87,7 @@ def moves_off(state: JobState, leaving: Cell) -> tuple[Move, ...]:
 
 
 def _longest_serving(state: JobState) -> list[Cell]:
-    return [cell for cell in reversed(state.in_order) if cell.serving]
+    return [cell for cell in (*state.in_pool, *reversed(state.in_order)) if cell.serving]
 
 
 def _head(state: JobState, num: int) -> list[Queued]:

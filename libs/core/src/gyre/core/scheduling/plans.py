@@ -9,7 +9,7 @@ from gyre.core.scheduling.state import JobState
 def training_groups(state: JobState, num: int) -> tuple[GroupPlan, ...]:
     """The next `num` groups. Tasks are taken in the set's order, over and over: a set that is
     balanced in each block of B is sampled balanced in each step."""
-    size = state.required_spec.schedule.executions_per_group
+    size = state.required_spec.schedule.group_size
     first = state.num_groups_dispatched
     tasks = state.train_tasks
     return tuple(

@@ -41,6 +41,7 @@ class Queued:
 @dataclass(slots=True, kw_only=True)
 class Cell:
     """index: place in the job's order, 0 is the core; `cell`: its number in the cluster.
+    pool: it only ever serves; its index goes on behind the elastic cells'.
 
     executions: routed here and not terminated. num_trainer_losses: since the job's last step.
     in_world: epoch its trainer last joined, 0 if it left.
@@ -49,6 +50,7 @@ class Cell:
     index: int
     cell: int
     capacity: int
+    pool: bool = False
     role: Role = "booting"
     executions: dict[str, None] = field(default_factory=dict)
     trainer_up: bool = False
@@ -133,6 +135,9 @@ class Execution:
 class JobState:
     """One job. sequence: stream sequence of the last fact folded, of whichever writer.
 
+    cells: elastic and pool cells by number. order: the elastic ones, core first. pool: the others.
+    serving_capacity: C_R of eq. (1), kept up by every change of a role, so that reading it is O(1).
+
     world_stale: a cell of the world left it since it was formed.
     """
 
@@ -150,6 +155,8 @@ class JobState:
 
     cells: dict[int, Cell] = field(default_factory=dict)
     order: tuple[int, ...] = ()
+    pool: tuple[int, ...] = ()
+    serving_capacity: int = 0
     epoch: int = 0
     world: tuple[int, ...] = ()
     world_stale: bool = False
@@ -194,8 +201,23 @@ class JobState:
 
     @property
     def in_order(self) -> list[Cell]:
-        """The job's cells, core first."""
+        """The job's elastic cells, core first."""
         return [self.cells[number] for number in self.order]
+
+    @property
+    def everyone(self) -> list[Cell]:
+        """Elastic cells, core first, then the pool's."""
+        return [self.cells[number] for number in (*self.order, *self.pool)]
+
+    @property
+    def in_pool(self) -> list[Cell]:
+        return [self.cells[number] for number in self.pool]
+
+    def set_role(self, cell: Cell, role: Role) -> None:
+        """The one place where a cell's role changes, and with it C_R."""
+        self.serving_capacity -= cell.capacity if cell.serving else 0
+        cell.role = role
+        self.serving_capacity += cell.capacity if cell.serving else 0
 
     @property
     def transitioning(self) -> Cell | None:

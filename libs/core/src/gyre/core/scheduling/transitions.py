@@ -1,16 +1,12 @@
-"""When a cell may change role: eq. (2) with the supply check, and eq. (3) at a burst's end.
+"""What the transition law counts: supply, what a batch needs, what is dispatched next.
 
-- Serial: no transition starts while a cell is on its way into training.
-- Prefix: core first, then satellites in index order, never back within a burst.
-- Supply: min(ready and unclaimed, what the batch still needs) >= rho_min B for tau, unbroken; the
-  timer restarts at each transition and each batch.
+Whose turn it is, and what the waterlevel is held against, is the policy's (`policies`).
 """
 
 from __future__ import annotations
 
 import math
 
-from gyre.core.scheduling.ledger import rollout_capacity
 from gyre.core.scheduling.state import Cell, JobState
 
 
@@ -27,6 +23,11 @@ def supply(state: JobState) -> int:
     return min(state.num_ready_unclaimed, groups_needed(state))
 
 
+def steps_done(state: JobState) -> bool:
+    """All of the job's steps are applied."""
+    return state.num_steps_done >= state.required_spec.schedule.num_steps
+
+
 def threshold(state: JobState) -> int:
     """rho_min B as a whole number of groups, at least 1. The tolerance keeps 1/3 * 6 at 2."""
     schedule = state.required_spec.schedule
@@ -37,37 +38,14 @@ def supplied(state: JobState) -> bool:
     return supply(state) >= threshold(state)
 
 
-def next_cell(state: JobState) -> Cell | None:
-    """The cell whose turn it is to join training, None when none may."""
-    if state.phase != "training" or state.transitioning is not None:
-        return None
-    if state.burst is not None and (state.burst.ended or _window_closed(state)):
-        return None
-    for cell in state.in_order:
-        if cell.role == "training":
-            continue
-        if cell.role != "rollout" or not trainable(state, cell):
-            return None
-        if cell.index > 0 and state.batch is None:
-            return None
-        return cell
-    return None
-
-
 def trainable(state: JobState, cell: Cell) -> bool:
     """Its trainer lives and stands in the current world."""
     return cell.trainer_up and cell.cell in state.world and cell.in_world == state.epoch
 
 
-def waterlevel_allows(state: JobState, cell: Cell) -> bool:
-    """Eq. (2): w <= C_R - C_next."""
-    return state.training.waterlevel <= rollout_capacity(state) - cell.capacity
-
-
-def capacity_without_core(state: JobState) -> int:
-    """Right side of eq. (3): C_s plus the capacity of every cell but the core."""
-    spec = state.required_spec
-    return spec.cells.pool_capacity + sum(cell.capacity for cell in state.in_order[1:])
+def in_one_world(state: JobState, members: tuple[int, ...]) -> bool:
+    """All of `members` are connected to one another."""
+    return all(state.cells[cell].in_world == state.epoch for cell in members)
 
 
 def next_dispatch(state: JobState, *, first: bool) -> int:
@@ -78,16 +56,17 @@ def next_dispatch(state: JobState, *, first: bool) -> int:
     return max(0, min(wanted, total - state.num_groups_dispatched))
 
 
-def core_stays(state: JobState) -> bool:
-    """Eq. (3) and the next batch's supply: w + mu N B <= C_s + capacity of all but the core."""
-    spec = state.required_spec
-    if state.num_steps_done >= spec.schedule.num_steps:
-        return False
-    outstanding = state.training.waterlevel + (
-        next_dispatch(state, first=False) * spec.schedule.executions_per_group
-    )
-    return supplied(state) and outstanding <= capacity_without_core(state)
+def executions_due(state: JobState) -> int:
+    """mu N B, the executions that the next publication dispatches; N' under oversampling."""
+    return next_dispatch(state, first=False) * state.required_spec.schedule.group_size
 
 
-def _window_closed(state: JobState) -> bool:
+def burst_groups(state: JobState) -> int:
+    """mu B, the groups of the burst that begins next, cut at the job's end."""
+    schedule = state.required_spec.schedule
+    steps = min(schedule.mu, schedule.num_steps - state.num_steps_done)
+    return steps * schedule.groups_per_step
+
+
+def window_closed(state: JobState) -> bool:
     return state.batch is not None and state.batch.members is not None

@@ -1,0 +1,81 @@
+"""A policy says which cells train when; all else of the decider is the same under each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gyre.core.scheduling import transitions
+from gyre.core.scheduling.state import Cell, JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstEnd:
+    """Who goes on training after a burst, and the right side of what was tested for it.
+
+    capacity: executions that the cells which go back can hold, with the pool's.
+    """
+
+    core_stays: bool
+    staying_satellites: tuple[int, ...]
+    capacity: int
+
+
+class Policy(Protocol):
+    """Pure; every answer is of the state alone."""
+
+    def next_cell(self, state: JobState) -> Cell | None:
+        """The cell whose turn it is to join training, None when none may."""
+        ...
+
+    def supplied(self, state: JobState, cell: Cell) -> bool:
+        """There are groups enough for `cell` to join."""
+        ...
+
+    def timer_s(self, state: JobState, cell: Cell) -> float:
+        """How long they must have been there without a break, seconds."""
+        ...
+
+    def capacity_after(self, state: JobState, cell: Cell) -> int:
+        """Right side of eq. (2): the capacity that is left when `cell` has gone. The cell may join
+        while the waterlevel is not above it."""
+        ...
+
+    def may_dispatch(self, state: JobState) -> bool:
+        """Training groups may enter the queue."""
+        ...
+
+    def at_burst_end(self, state: JobState) -> BurstEnd:
+        """Eq. (3), or what the policy has in its place."""
+        ...
+
+
+def turn(state: JobState, *, satellites_need_batch: bool) -> Cell | None:
+    """The next cell of the prefix: core first, satellites in index order, one at a time, none while
+    another is on its way, none once the batch's window is closed or the burst is over."""
+    if state.phase != "training" or state.transitioning is not None:
+        return None
+    if state.burst is not None and (state.burst.ended or transitions.window_closed(state)):
+        return None
+    for cell in state.in_order:
+        if cell.role == "training":
+            continue
+        if cell.role != "rollout" or not transitions.trainable(state, cell):
+            return None
+        if cell.index > 0 and satellites_need_batch and state.batch is None:
+            return None
+        return cell
+    return None
+
+
+def begins(state: JobState) -> bool:
+    """There are groups enough for the core: rho_min B of the next batch, or, without streaming, all
+    mu B of the burst."""
+    if state.required_spec.schedule.streaming:
+        return transitions.supplied(state)
+    return whole_burst_ready(state)
+
+
+def whole_burst_ready(state: JobState) -> bool:
+    due = transitions.burst_groups(state)
+    return 0 < due <= state.num_ready_unclaimed
