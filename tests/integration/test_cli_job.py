@@ -129,6 +129,19 @@ def _job_file(api: Api, **changes: object) -> Path:
     return path
 
 
+def test_a_job_is_paused_resumed_and_drained(api: Api) -> None:
+    """The module's first job: nobody here gives cells back, so the later ones stay queued."""
+    job = api.gyre("job", "submit", str(_job_file(api))).stdout.strip()
+    assert "running, paused" in api.gyre("job", "pause", job).stdout
+    assert "running, paused" in api.gyre("job", "ls", COLUMNS="120").stdout
+    assert "running, not paused" in api.gyre("job", "resume", job).stdout
+    assert "draining" in api.gyre("job", "drain", job).stdout
+    last = api.gyre("job", "logs", job).stdout.splitlines()[-1]
+    assert json.loads(last)["body"]["reason"] == "drained after step 0"
+    for request in ("pause", "resume", "drain"):
+        assert "is not running, it is succeeded" in _one_line(api.gyre("job", request, job))
+
+
 def test_a_job_is_submitted_shown_listed_cancelled_and_its_facts_followed(api: Api) -> None:
     submitted = api.gyre("job", "submit", str(_job_file(api)))
     assert submitted.returncode == 0, submitted.stderr
@@ -164,7 +177,7 @@ def test_a_job_file_that_is_none_is_one_line(api: Api) -> None:
     assert "is no YAML" in _one_line(api.gyre("job", "submit", "bad.yaml"))
 
 
-@pytest.mark.parametrize("command", ["show", "cancel", "logs"])
+@pytest.mark.parametrize("command", ["show", "cancel", "pause", "resume", "drain", "logs"])
 def test_an_unknown_job_is_one_line(api: Api, command: str) -> None:
     assert "no job 'nobody'" in _one_line(api.gyre("job", command, "nobody"))
 
@@ -213,3 +226,13 @@ def test_another_server_is_no_scheduler(api: Api) -> None:
     """The health path of any server answers; a view it is not."""
     line = _one_line(api.gyre("job", "ls", GYRE_SCHEDULER_URL=f"{api.url}/healthz?"))
     assert "gyre: " in line
+
+
+def test_cells_are_listed_and_what_cannot_be_released_is_one_line(api: Api) -> None:
+    listed = api.gyre("cells", "ls")
+    assert listed.returncode == 0
+    rows = [line.split()[1] for line in listed.stdout.splitlines() if line.startswith("│")]
+    assert rows == [*"012"]
+    refused = api.gyre("cells", "release", "none", "0")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "gyre: no job 'none'; `gyre job ls` lists the jobs\n"

@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from gyre import embedded
+from gyre.embedded import control
+from gyre.embedded.errors import EmbeddedError
 from gyre.embedded.paths import StackPaths
 from gyre.embedded.process import ProcessSpec, spawn
 
@@ -205,3 +207,17 @@ def test_every_process_sees_the_environment_it_was_given_and_no_terminal(home: P
 def test_spawn_reports_a_program_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         spawn(ProcessSpec(name="x", argv=("/nonexistent",)), tmp_path / "x.log")
+
+
+def test_a_process_that_was_stopped_alone_stays_down_until_it_is_started(home: Path) -> None:
+    start(home, "a:wait,b:wait")
+    old, other = pid_of(home, "a"), pid_of(home, "b")
+    control.stop_process(home, "a")
+    assert not exists(old)
+    assert {s.name: s.state for s in embedded.status(home)}["a"] == "held"
+    assert pid_of(home, "b") == other
+    control.start_process(home, "a")
+    eventually(lambda: restarted(home, "a", old), "a is ready again")
+    assert next(s.restarts for s in embedded.status(home) if s.name == "a") == 0
+    with pytest.raises(EmbeddedError, match="no process 'c'; there are a, b"):
+        control.stop_process(home, "c")

@@ -15,7 +15,11 @@ from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.executions import TerminationReason
-from gyre.contracts.events.scheduling import ExecutionsCancelled
+from gyre.contracts.events.scheduling import (
+    ExecutionsCancelled,
+    GroupDropped,
+    SurplusCancelled,
+)
 from gyre.contracts.events.scores import (
     Evaluated,
     EvaluationFailed,
@@ -187,6 +191,30 @@ async def test_cancelled_executions_are_excluded(world: World) -> None:
         assert await world.scores("e0") == []
         await world.end("e0", "cancelled")
         assert await world.final("e0") == ExecutionExcluded(execution="e0", reason="cancelled")
+
+
+async def test_what_the_scheduler_ended_is_not_scored_and_what_ended_by_itself_is(
+    world: World,
+) -> None:
+    """A surplus execution may end by itself before the runner reaches it: it has a score then,
+    which its group takes no notice of."""
+    surplus = SurplusCancelled(based_on=1, now=0, group="g", queued=("q0",), running=("e0", "e1"))
+    dropped = GroupDropped(
+        based_on=1, now=0, group="h", staleness=4, queued=("q1",), running=("e2",)
+    )
+    async with world.evaluator():
+        for execution in ("e0", "e1", "e2"):
+            (await world.run(execution, "sum")).joinpath("answer.txt").write_text("7")
+        await world.say(subjects.sched(JOB), surplus)
+        await world.say(subjects.sched(JOB), dropped)
+        await world.end("e0", "surplus")
+        await world.end("e1", "completed")
+        await world.end("e2", "dropped")
+        assert isinstance(await world.final("q0"), ExecutionExcluded)
+        assert isinstance(await world.final("q1"), ExecutionExcluded)
+        assert await world.final("e0") == ExecutionExcluded(execution="e0", reason="surplus")
+        assert isinstance(await world.final("e1"), Evaluated)
+        assert await world.final("e2") == ExecutionExcluded(execution="e2", reason="dropped")
 
 
 async def test_a_workspace_over_the_limit_is_excluded_at_once(tmp_path: Path) -> None:

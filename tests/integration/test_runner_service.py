@@ -23,7 +23,11 @@ from gyre.contracts.events.executions import (
     Started,
     Terminated,
 )
-from gyre.contracts.events.scheduling import ExecutionsCancelled
+from gyre.contracts.events.scheduling import (
+    ExecutionsCancelled,
+    GroupDropped,
+    SurplusCancelled,
+)
 from gyre.contracts.job import JobSpec
 from gyre.runner.bootstrap import build
 from gyre.runner.sandbox import Command, Limits
@@ -234,6 +238,29 @@ async def test_a_cancelled_execution_ends_and_a_queued_one_never_starts(world: W
         await world.ended("e2")
     assert end.reason == "cancelled"
     assert await world.runs("e1") == []
+
+
+@pytest.mark.parametrize("reason", ["surplus", "dropped"])
+async def test_surplus_and_dropped_executions_end_and_say_so(world: World, reason: str) -> None:
+    """Running, ordered and not started, queued: the first two hold a slot until they terminated."""
+    world.script("t", "echo > there.txt; sleep 100")
+    who = {"queued": ("e2",), "running": ("e0", "e1")}
+    decision: Body = SurplusCancelled(based_on=1, now=0, group="g", **who)
+    if reason == "dropped":
+        decision = GroupDropped(based_on=1, now=0, group="g", staleness=3, **who)
+    async with world.runner():
+        await world.order("e0", "t")
+        await until_written(world.file("e0", "there.txt"))
+        await world.dispatch("g-e1", "t", "e1")
+        await world.dispatch("g-e2", "t", "e2")
+        await world.say(subjects.sched(JOB), decision)
+        ends = [last(await world.ended("e0"))]
+        await world.order("e1", "t", dispatch=False)
+        await world.order("e2", "t", dispatch=False)
+        ends.append(last(await world.ended("e1")))
+    assert [end.reason for end in ends] == [reason, reason]
+    assert [type(body) for body in await world.runs("e1")] == [Started, Terminated]
+    assert await world.runs("e2") == []
 
 
 async def test_an_order_that_was_cancelled_on_its_way_gives_its_slot_back(world: World) -> None:

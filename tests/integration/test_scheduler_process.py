@@ -62,6 +62,7 @@ class Scheduler:
             **env,
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.log = home / "scheduler.log"
         self.http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {TOKEN}"},
@@ -70,12 +71,22 @@ class Scheduler:
 
     @contextmanager
     def running(self) -> Iterator[Scheduler]:
-        self.process = subprocess.Popen([sys.executable, "-m", "gyre.scheduler"], env=self._env)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gyre.scheduler"], env=self._env, stderr=log
+            )
         try:
             yield self
         finally:
             self.process.kill()
             self.process.wait(10)
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Lines of the latest process's log that begin with this action."""
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
+        return [line for line in lines if line["event"] == event]
 
     async def serves(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -216,6 +227,50 @@ async def test_two_processes_on_one_log_take_each_decision_once(
         await first.http.aclose()
         await second.http.aclose()
         await log.close()
+
+
+async def test_a_restart_reads_the_log_from_its_snapshot_on_or_all_of_it_when_none_fits(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    log = JetStreamEventLog(nats.url)
+    journal = Journal(log, SystemClock())
+    scheduler = Scheduler(nats, tmp_path, GYRE_SNAPSHOT_EVERY="4")
+    try:
+        await Cells(journal).register()
+        with scheduler.running():
+            await scheduler.serves()
+            job = await scheduler.submit(sound_job(tmp_path))
+            await _boot(journal, job)
+            await _shown_is_the_replayed_state(scheduler, journal, job)
+            written = await _snapshot_after(scheduler, 10)
+        head = await journal.head(Stream.FACTS)
+        with scheduler.running():
+            await scheduler.serves()
+            await _shown_is_the_replayed_state(scheduler, journal, job)
+            (loaded,) = scheduler.logged("snapshot_loaded")
+            assert loaded["sequence"] >= written
+            assert scheduler.logged("caught_up")[0]["num_facts"] == head - loaded["sequence"]
+        for path in (tmp_path / "snapshots" / "scheduler").iterdir():
+            path.unlink()
+            path.write_bytes(b"{}")
+        with scheduler.running():
+            await scheduler.serves()
+            await _shown_is_the_replayed_state(scheduler, journal, job)
+            assert len(scheduler.logged("snapshot_refused")) == 2
+            assert scheduler.logged("caught_up")[0]["num_facts"] == head
+    finally:
+        await scheduler.http.aclose()
+        await log.close()
+
+
+async def _snapshot_after(scheduler: Scheduler, sequence: int) -> int:
+    """Sequence of a snapshot behind `sequence`, once it is written."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            written = [line["sequence"] for line in scheduler.logged("snapshot_written")]
+            if written and written[-1] > sequence:
+                return int(written[-1])
+            await asyncio.sleep(0.05)
 
 
 def test_bad_settings_are_one_line_and_exit_status_2() -> None:

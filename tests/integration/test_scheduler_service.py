@@ -134,6 +134,8 @@ def test_without_the_token_nothing_is_answered_but_health(
     [
         ("GET", "/v1/jobs/none", 404, "job"),
         ("POST", "/v1/jobs/none/cancel", 404, "job"),
+        ("POST", "/v1/jobs/none/pause", 404, "job"),
+        ("POST", "/v1/jobs/none/drain", 404, "job"),
         ("GET", "/v1/jobs/none/events", 404, "job"),
         ("GET", "/v1/elsewhere", 404, "path"),
         ("DELETE", "/v1/jobs", 405, "path"),
@@ -193,6 +195,48 @@ def test_a_cancelled_job_ends_when_nothing_of_it_runs(tmp_path: Path) -> None:
         again = await service.http.post(f"/v1/jobs/{job}/cancel")
         assert again.json()["status"] == "cancelled"
         assert len(await service.facts(sched.CancelRequested)) == 1
+
+    scenario(body)
+
+
+def test_pause_resume_and_drain_may_be_asked_again_and_show_in_the_job(tmp_path: Path) -> None:
+    async def body(service: Service) -> None:
+        job = await service.submit(sound_job(tmp_path))
+        await service.until(lambda loop: loop.state.jobs[job].status == "running")
+        for request, paused, draining in (
+            *(("pause", True, False), ("pause", True, False), ("resume", False, False)),
+            *(("resume", False, False), ("pause", True, False), ("resume", False, False)),
+        ):
+            answer = await service.http.post(f"/v1/jobs/{job}/{request}")
+            assert answer.status_code == 200
+            shown = answer.json()
+            assert (shown["paused"], shown["draining"]) == (paused, draining)
+        assert len(await service.facts(sched.PauseRequested)) == 2
+        assert len(await service.facts(sched.ResumeRequested)) == 2
+        answers = await asyncio.gather(
+            *(service.http.post(f"/v1/jobs/{job}/drain") for _ in range(3))
+        )
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert len(await service.facts(sched.DrainRequested)) == 1
+        await service.until(lambda loop: loop.state.jobs[job].finished)
+        shown = (await service.http.get(f"/v1/jobs/{job}")).json()
+        assert (shown["status"], shown["reason"]) == ("succeeded", "drained after step 0")
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("request_", ["pause", "resume", "drain"])
+def test_a_job_that_does_not_run_refuses_in_one_line(tmp_path: Path, request_: str) -> None:
+    async def body(service: Service) -> None:
+        job = await service.submit(sound_job(tmp_path))
+        await service.http.post(f"/v1/jobs/{job}/cancel")
+        await service.until(lambda loop: loop.state.jobs[job].finished)
+        answer = await service.http.post(f"/v1/jobs/{job}/{request_}")
+        assert answer.status_code == 409
+        assert answer.json()["error"] == {
+            "field": "job",
+            "message": f"job {job} is not running, it is cancelled",
+        }
 
     scenario(body)
 

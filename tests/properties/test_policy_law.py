@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import defaultdict
+from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from gyre.contracts.envelope import Body
+from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import JobState
 from gyre.core.scheduling.ledger import rollout_capacity
+from gyre.core.staleness import expected_staleness, mean_staleness
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
 
@@ -18,6 +24,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "gyre": {},
     "gyre, whole bursts": {"streaming": False},
     "gyre, pool": {"cells": 1, "pool_count": 1, "pool_capacity": 10},
+    "gyre+": {"policy": "gyre+", "num_steps": 17, "mu": 3},
     "async": {"policy": "async", "training_cells": 1},
     "async, two train, whole bursts": {
         "policy": "async",
@@ -107,3 +114,44 @@ def test_pool_cells_only_ever_serve(name: str) -> None:
             assert all(cell.role == "rollout" for cell in state.in_pool)
 
     live(SCHEDULES[name], watch)
+
+
+@pytest.mark.parametrize(
+    ("phi", "mu"), [(0.0, 1), (0.0, 3), (0.5, 2), (0.5, 3), (1.5, 1), (1.0, 4)]
+)
+@pytest.mark.parametrize("num_steps", [1, 4, 11, 24])
+def test_levelled_bursts_meet_the_staleness(phi: float, mu: int, num_steps: int) -> None:
+    """Exactly where the last burst may take all that is in flight; below it, as the paper's bursts
+    are, where more is in flight than a burst takes and the job's end cuts it."""
+    world = live({"policy": "gyre+", "phi": phi, "mu": mu, "num_steps": num_steps})
+    state = world.state
+    sizes = [event.num_steps for event in world.decisions(sched.BurstStarted)]
+    assert sum(sizes) == num_steps
+    expected, seen = expected_staleness(phi, mu), mean_staleness(state.groups.values())
+    assert seen is not None
+    assert seen <= expected + 1e-9
+    levelled = sizes[-1] == min(mu + 1, int(2 * expected + 1)) and len(sizes) > 1
+    if levelled:
+        assert set(sizes[1:-1]) <= {mu}
+    if levelled and phi <= 0.5:
+        assert seen == pytest.approx(expected, abs=1e-9)
+
+
+def test_longest_first_is_by_what_the_log_says_of_each_task() -> None:
+    """Recomputed at each dispatch from the executions that had ended before it."""
+    world = live({"policy": "gyre+", "num_steps": 12, "mu": 2, "phi": 1})
+    seen: dict[str, list[float]] = defaultdict(list)
+    task_of: dict[str, str] = {}
+    num_reordered = 0
+    for _, _, body in world.log:
+        if isinstance(body, sched.Dispatched) and body.kind == "training":
+            everything = [value for values in seen.values() for value in values]
+            overall = mean(everything) if everything else 0.0
+            expected = [mean(seen[p.task]) if seen[p.task] else overall for p in body.groups]
+            assert all(a >= b - 1e-9 for a, b in pairwise(expected))
+            numbers = [int(plan.group.rpartition("g")[2]) for plan in body.groups]
+            num_reordered += numbers != sorted(numbers)
+            task_of |= {e: plan.task for plan in body.groups for e in plan.executions}
+        if isinstance(body, run_events.Terminated) and body.execution in task_of:
+            seen[task_of[body.execution]].append(math.log(body.duration_s))
+    assert num_reordered > 2

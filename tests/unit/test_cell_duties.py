@@ -76,9 +76,17 @@ def _fenced(epoch: int, *lost: int, dismissed: tuple[int, ...] = ()) -> sched.Ep
     return sched.EpochFenced(batch=BATCH, epoch=epoch, lost=lost, dismissed=dismissed, members=(0,))
 
 
+def _opened(version: int) -> sched.BatchOpened:
+    """The batch whose step makes `version` + 1."""
+    name = f"l1-s{version:04d}"
+    return sched.BatchOpened(
+        **BASIS, batch=name, step=version, version=version, lineage=1, num_groups=1
+    )
+
+
 def _step(version: int) -> cell_events.StepCompleted:
     return cell_events.StepCompleted(
-        batch=BATCH,
+        batch=f"l1-s{version - 1:04d}",
         step=version - 1,
         version=version,
         lineage=1,
@@ -226,6 +234,7 @@ def test_a_satellite_goes_back_with_the_bursts_weights_though_the_core_is_steps_
         cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
         cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
         sched.BurstStarted(**BASIS, burst=1, first_step=1, num_steps=2),
+        _opened(1),
         _step(2),
     )
     duty = told.duty(1)
@@ -321,6 +330,7 @@ def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
         _step(1),
         cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
         cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
+        _opened(1),
         _step(2),
         cell_events.TrainerLost(cell=0, error="e"),
     )

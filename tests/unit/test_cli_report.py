@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gyre.cli.report_files import summary_table, write_report
+from gyre.cli.report_files import emulation_in_words, summary_table, write_report
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
-from gyre.core.report import RunReport
+from gyre.contracts.job import CellsSection
+from gyre.core.report import RunReport, emulation
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
 from gyre.testkit.training_world import JOB, Strike, TrainingWorld
@@ -208,3 +209,25 @@ class _Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    ("emulate", "words"),
+    [
+        ((), None),
+        (({"decode_tokens_per_s": 20.0},), "decode 20 tokens/s"),
+        (
+            ({"decode_tokens_per_s": 20.0, "training_tokens_per_s": 900.0}, {}, {}),
+            "decode 20 machine machine, training 900 machine machine tokens/s",
+        ),
+    ],
+)
+def test_emulated_speeds_are_named_in_every_report(
+    emulate: tuple[dict[str, float], ...], words: str | None
+) -> None:
+    cells = CellsSection(count=3, capacity=4, emulate=emulate)  # type: ignore[arg-type]
+    speeds = emulation(cells)
+
+    assert bool(speeds) == bool(words)
+    if words is not None:
+        assert emulation_in_words(speeds) == words

@@ -12,6 +12,7 @@ from gyre.contracts.job import MAX_NAME_LENGTH, JobSpec, ScheduleSection
 from gyre.contracts.subjects import calls
 from gyre.core.scheduling.plans import heldout_groups, training_groups
 from gyre.core.scheduling.state import JobState
+from gyre.testkit.specs import job_spec
 
 SPEC: dict[str, Any] = {
     "name": "quickstart",
@@ -175,3 +176,25 @@ def test_a_spec_is_frozen_and_survives_its_json() -> None:
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     with pytest.raises(ValidationError, match="frozen"):
         spec.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "words"),
+    [
+        ({"heldout_every": 2}, "needs both"),
+        ({"heldout_capacity": 2}, "needs both"),
+        ({"heldout_every": 1, "heldout_capacity": 1000}, "slots are reserved, but"),
+    ],
+)
+def test_measuring_while_training_needs_a_rhythm_and_room(
+    evaluation: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        job_spec(sections={"evaluation": evaluation})
+
+
+def test_measuring_while_training_needs_a_set() -> None:
+    with pytest.raises(ValidationError, match="there is no set to measure"):
+        job_spec(
+            heldout=False, sections={"evaluation": {"heldout_every": 1, "heldout_capacity": 1}}
+        )

@@ -7,11 +7,11 @@ free and a reader can check what it got.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Protocol
+
+from gyre.adapters.files import sync_directory, write_then_rename
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -72,13 +72,13 @@ class DirectoryBlobStore:
         target = self.path(digest)
         if target.is_file() and target.stat().st_size == len(data):
             # Its writer may have died between rename and directory sync.
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
             return digest
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
-            _sync_directory(self.root)
-            _sync_directory(self.root.parent)
-        _write_then_rename(data, target)
+            sync_directory(self.root)
+            sync_directory(self.root.parent)
+        write_then_rename(data, target)
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -121,27 +121,3 @@ def _verified(data: bytes, digest: str) -> bytes:
     if found != digest:
         raise BlobCorrupt(f"blob {digest} holds {len(data)} bytes with digest {found}")
     return data
-
-
-def _write_then_rename(data: bytes, target: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".writing-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), 0o444)
-            os.fsync(file.fileno())
-        temporary.rename(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(target.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,5 +1,5 @@
-"""Envelopes to bytes and back. Two readers: `decode` validates everything, `decode_trusted` takes
-the head on trust, for logs that this code wrote."""
+"""Envelopes to bytes and back. What this release wrote is read, validated, in one pass (`readers`);
+of all else `decode` validates everything, `decode_trusted` takes the head on trust."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pydantic_core import from_json, to_json
 
 import gyre.contracts.events  # noqa: F401  registers every event type
 from gyre.contracts.envelope import Body, Envelope
+from gyre.contracts.readers import read_whole
 from gyre.contracts.registry import EVENT_TYPES
+from gyre.contracts.upcasters import upcast
 
 
 class UndecodableEvent(ValueError):
@@ -69,6 +71,9 @@ def decode(data: bytes) -> Envelope:
 
     Raises UndecodableEvent for broken JSON, an unknown type or a body that does not fit.
     """
+    envelope = read_whole(data)
+    if envelope is not None:
+        return envelope
     try:
         raw = from_json(data)
         _Head.model_validate(raw)
@@ -78,15 +83,18 @@ def decode(data: bytes) -> Envelope:
 
 
 def decode_trusted(data: bytes) -> Envelope:
-    """As `decode`, for a log this code wrote: the head is taken as it is, the body is still typed.
+    """As `decode`, for a log of ours: what is not read in one pass keeps its head as it is.
 
     A body that does not fit raises pydantic's ValidationError, an unknown type UndecodableEvent.
     """
-    return _envelope(from_json(data))
+    return read_whole(data) or _envelope(from_json(data))
 
 
 def _envelope(raw: dict[str, Any]) -> Envelope:
-    raw["body"] = _type_of(raw).__pydantic_validator__.validate_python(raw["body"])
+    body_type = _type_of(raw)
+    if raw["version"] != body_type.VERSION:
+        _bring_up_to_date(raw, body_type)
+    raw["body"] = body_type.__pydantic_validator__.validate_python(raw["body"])
     return Envelope(**raw)
 
 
@@ -94,9 +102,19 @@ def _type_of(raw: dict[str, Any]) -> type[Body]:
     body_type = EVENT_TYPES.get(raw["type"])
     if body_type is None:
         raise UndecodableEvent(f"event type {raw['type']!r} is not known to this release")
-    if raw["version"] != body_type.VERSION:
-        raise UndecodableEvent(
-            f"event type {raw['type']!r} has schema version {raw['version']}, "
-            f"this release reads {body_type.VERSION}"
-        )
     return body_type
+
+
+def _bring_up_to_date(raw: dict[str, Any], body_type: type[Body]) -> None:
+    """Change a raw envelope of an earlier schema version into one of the present. Mutates `raw`."""
+    version, current = raw["version"], body_type.VERSION
+    if not isinstance(version, int) or not 1 <= version <= current:
+        raise UndecodableEvent(
+            f"event type {raw['type']!r} has schema version {version}, "
+            f"this release reads up to {current}"
+        )
+    try:
+        raw["body"] = upcast(raw["type"], version, current, raw["body"])
+    except (LookupError, TypeError) as error:
+        raise UndecodableEvent(f"event type {raw['type']!r}: {error}") from error
+    raw["version"] = current

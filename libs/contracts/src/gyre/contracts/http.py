@@ -16,13 +16,17 @@ class CellView(_View):
 
 
 class JobView(_View):
-    """Counts are executions unless the name says groups or steps. sequence: last fact folded."""
+    """Counts are executions unless the name says groups or steps. sequence: last fact folded.
+    paused: nothing new begins. draining: the job ends after the burst it is in.
+    waiting_for: what a starving burst waits for, in words; None when none starves."""
 
     id: str
     name: str
     status: str
     reason: str
     phase: str
+    paused: bool
+    draining: bool
     num_steps_done: int
     num_steps: int
     version: int
@@ -37,9 +41,26 @@ class JobView(_View):
     capacity: int
     num_ready_groups: int
     mean_staleness: float | None
+    waiting_for: str | None = None
     cells: list[CellView]
     sequence: int
 
 
 class JobList(_View):
     jobs: list[JobView]
+
+
+class ClusterCellView(_View):
+    """A cell whose agent has registered. job: None when it is free. leaving: its job has ended, or
+    goes on without it. heard: its agent's heartbeats arrive."""
+
+    cell: int
+    job: str | None
+    role: str
+    leaving: bool
+    num_executions: int
+    heard: bool
+
+
+class ClusterCellList(_View):
+    cells: list[ClusterCellView]

@@ -252,8 +252,14 @@ class OptimizerSection(_Section):
 
 class EvaluationSection(_Section):
     """scorer_timeout_s: one run of tests/test.sh. budget_s: what an execution may spend on
-    evaluation over all tries; when it runs out without a score the execution is excluded."""
+    evaluation over all tries; when it runs out without a score the execution is excluded.
+    heldout_every: publications from one held-out measurement to the next while the job trains;
+    without it the set is measured before and after training alone.
+    heldout_capacity: executions that these measurements may run at once. C_R is less by so many all
+    through training, so that a measurement neither waits for training nor delays it otherwise."""
 
+    heldout_every: Positive | None = None
+    heldout_capacity: Annotated[int, Field(ge=0)] = 0
     scorer_timeout_s: PositiveFloat = 60.0
     budget_s: PositiveFloat = 300.0
     max_tries: Positive = 3
@@ -291,6 +297,29 @@ class JobSpec(_Section):
             raise ValueError(
                 "schedule.phi: cells that train all together and no pool switch at waterlevel 0, "
                 "which phi > 0 never reaches; set phi: 0, or add cells or a pool"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _measurements_have_room(self) -> JobSpec:
+        reserved, cells = self.evaluation.heldout_capacity, self.cells
+        if (self.evaluation.heldout_every is None) != (reserved == 0):
+            raise ValueError(
+                "evaluation.heldout_every, heldout_capacity: measuring while training needs both"
+            )
+        if reserved and self.tasks.heldout is None:
+            raise ValueError(
+                "evaluation.heldout_every: there is no set to measure; set tasks.heldout"
+            )
+        together = self.schedule.policy == "colocate"
+        leaving = (
+            cells.capacities if together else cells.capacities[: self.schedule.training_cells or 1]
+        )
+        left = sum(cells.capacities) + cells.pool_count * cells.pool_capacity - sum(leaving)
+        if reserved > left:
+            raise ValueError(
+                f"evaluation.heldout_capacity: {reserved} slots are reserved, but {left} are left "
+                "when cells train; lower it, or add cells or a pool"
             )
         return self
 

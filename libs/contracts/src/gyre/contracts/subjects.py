@@ -11,6 +11,7 @@
 | facts.<job>.cell.<cell> | that cell's agent |
 | facts.cluster.cell.<cell> | that cell's agent, before it has a job |
 | calls.<job>.exec.<execution> | proxy |
+| alive.cell.<cell> (core NATS, not kept) | that cell's agent, all the time |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 
 CLUSTER = "cluster"
+EVERY_HEARTBEAT = "alive.cell.*"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -52,6 +54,11 @@ def batch_stream(job: str, batch: str) -> str:
     return f"facts.{checked_id(job)}.batch.{checked_id(batch)}.stream"
 
 
+def takes_decisions(subject: str) -> bool:
+    """The scheduler appends to it: a job's own subject, and a batch's claims when it is fenced."""
+    return subject.endswith((".sched", ".claims"))
+
+
 def batch_claims(job: str, batch: str) -> str:
     return f"facts.{checked_id(job)}.batch.{checked_id(batch)}.claims"
 
@@ -62,6 +69,10 @@ def cell(job: str, cell_index: int) -> str:
 
 def registration(cell_index: int) -> str:
     return cell(CLUSTER, cell_index)
+
+
+def heartbeat(cell_index: int) -> str:
+    return f"alive.cell.{cell_index}"
 
 
 def calls(job: str, execution: str) -> str:

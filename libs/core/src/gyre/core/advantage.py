@@ -2,7 +2,7 @@
 
 Invariants (properties under the law's name, tests/properties/test_group_law.py):
 - the advantages of a group's baseline add up to zero;
-- excluded executions neither get an advantage nor move anybody else's;
+- excluded and surplus executions neither get an advantage nor move anybody else's;
 - a placeholder's zero reward is in the baseline, but does not count as a valid reward;
 - fewer than two valid rewards, or all equal: zero weight, every advantage is 0.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-Disposition = Literal["valid", "excluded", "placeholder"]
+Disposition = Literal["valid", "excluded", "placeholder", "surplus"]
 AdvantageKind = Literal["mean_std", "mean"]
 
 # Rewards closer than this are the same reward: dividing rounding noise by its own standard
@@ -24,19 +24,19 @@ REWARD_RESOLUTION = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an execution's evaluation ended. reward: None for an excluded execution only."""
+    """How an execution's evaluation ended. reward: None for one that is not in the baseline."""
 
     disposition: Disposition
     reward: float | None
 
     @property
     def in_baseline(self) -> bool:
-        return self.disposition != "excluded"
+        return self.disposition in ("valid", "placeholder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """advantages: one per outcome, in order; 0 for excluded ones and in a zero-weight group."""
+    """advantages: one per outcome, in order; 0 outside the baseline and in a zero-weight group."""
 
     advantages: tuple[float, ...]
     zero_weight: bool

@@ -9,7 +9,7 @@ Then exactly one of these is its disposition:
 | the evaluator failed, budget left | still pending: again on the same artifact |
 | the evaluator failed, budget spent | excluded: out of training and out of the baseline |
 | no committed call after an infrastructure failure | placeholder: reward 0, L_i = 0 |
-| cancelled, queued or running | excluded |
+| ended by the scheduler (cancelled, surplus, dropped), queued or running | excluded |
 
 `decide` reads neither time spent by the harness, nor length, nor exit status: how an execution
 ended selects a class, never a reward.
@@ -30,6 +30,7 @@ from gyre.contracts.events.scores import (
     PlaceholderScored,
 )
 from gyre.contracts.job import EvaluationSection
+from gyre.core.execution import ENDED_BY_SCHEDULER
 
 # A scorer that failed may have met a passing shortage: 0.5 s, 1 s, 2 s ... between its tries.
 FIRST_BACKOFF_S = 0.5
@@ -148,8 +149,10 @@ def decide(
     if not is_closed(state):
         return Wait()
     end = state.terminated
-    if state.cancelled_in_queue or end is None or end.reason == "cancelled":
+    if state.cancelled_in_queue or end is None:
         return ExecutionExcluded(execution=state.execution, reason="cancelled")
+    if end.reason in ENDED_BY_SCHEDULER:
+        return ExecutionExcluded(execution=state.execution, reason=end.reason)
     attempt = _attempt_to_score(state, end, calls)
     if attempt is None:
         return PlaceholderScored(execution=state.execution, reason="no evaluable work")

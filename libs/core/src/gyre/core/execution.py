@@ -27,6 +27,15 @@ from gyre.contracts.events.executions import (
     TerminationReason,
 )
 
+# What the runner says of executions that the scheduler had it end.
+ENDED_BY_SCHEDULER: frozenset[TerminationReason] = frozenset({"cancelled", "surplus", "dropped"})
+
+
+def ended_by_itself(reason: TerminationReason) -> bool:
+    """It did what it could, a time-out included: nobody ended it and nothing broke under it. Under
+    oversampling these are the executions that count as done."""
+    return reason in ("completed", "failed", "timeout")
+
 
 class Phase(Enum):
     """Where an execution stands."""
@@ -147,15 +156,21 @@ def infrastructure_error(end: AttemptEnd) -> str | None:
 
 
 def conclude(
-    state: Execution, end: AttemptEnd, *, num_attempts: int, now: float
+    state: Execution,
+    end: AttemptEnd,
+    *,
+    num_attempts: int,
+    now: float,
+    cancelled_as: TerminationReason = "cancelled",
 ) -> tuple[AttemptFailed | Terminated, ...]:
     """The events that an attempt's end brings about, in order.
 
-    A cancellation is final. An infrastructure failure is recorded with its error and followed by
-    another attempt while there are any left, by `terminated` after the last.
+    A cancellation is final, under the name `cancelled_as`. An infrastructure failure is recorded
+    with its error and followed by another attempt while there are any left, by `terminated` after
+    the last.
     """
     if end.cancelled:
-        return (terminated(state, "cancelled", ending=end.exit, now=now),)
+        return (terminated(state, cancelled_as, ending=end.exit, now=now),)
     error = infrastructure_error(end)
     if error is not None:
         failed = AttemptFailed(execution=state.execution, attempt=state.attempt, error=error)

@@ -17,7 +17,10 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.job import CellsSection, EmulationSection
+from gyre.core.execution import ENDED_BY_SCHEDULER
 from gyre.core.scheduling import JobState, evolve, ledger
+from gyre.core.selection import Selection
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
 
 
@@ -64,6 +67,7 @@ class RunReport:
     switches_with_moves: int = 0
     rerouted: set[str] = field(default_factory=set)
     trained_cells: set[int] = field(default_factory=set)
+    selection: Selection = field(default_factory=Selection)
     _phase_of: dict[str, str] = field(default_factory=dict)
     _heldout: dict[str, dict[str, float | None]] = field(default_factory=dict)
     _group_rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -74,6 +78,7 @@ class RunReport:
     def fold_fact(self, sequence: int, envelope: Envelope) -> None:
         body, time = envelope.body, envelope.time
         evolve(self.state, sequence, body)
+        self.selection.fold(body)
         self.started_at = time if self.started_at is None else self.started_at
         self.ended_at = time
         match body:
@@ -85,7 +90,8 @@ class RunReport:
                 self.failures["placeholder (nothing to evaluate)"] += 1
                 self._score(body.execution, 0.0)
             case score_events.ExecutionExcluded():
-                self.failures["excluded (no valid score)"] += 1
+                ended = body.reason if body.reason in ENDED_BY_SCHEDULER else "no valid score"
+                self.failures[f"excluded ({ended})"] += 1
                 self._score(body.execution, None)
             case score_events.EvaluationFailed():
                 self.failures["evaluation failed, tried again"] += 1
@@ -99,7 +105,7 @@ class RunReport:
                     for outcome in body.outcomes
                     if outcome.disposition == "valid" and outcome.reward is not None
                 ]
-            case cell_events.StepCompleted():
+            case cell_events.StepCompleted() if self._counts(body):
                 self._step(body, time)
             case cell_events.RoleChanged():
                 self.num_role_changes += 1
@@ -107,6 +113,8 @@ class RunReport:
             case sched.TransitionStarted():
                 self.switches_with_moves += bool(body.moves)
                 self.roles.append((time, body.cell, "switching"))
+            case sched.CellLost() | sched.CellReleased():
+                self.roles.append((time, body.cell, "offline"))
             case sched.Restored():
                 # Steps after the checkpoint are void: their groups are consumed again.
                 self.steps = [row for row in self.steps if row.version <= body.version]
@@ -136,6 +144,12 @@ class RunReport:
                 self.failures["call undelivered"] += 1
             case _:
                 pass
+
+    def measurements(self) -> list[tuple[int, Score]]:
+        """(version, score) of each held-out measurement made while the job trained."""
+        names = [name for name in self._heldout if name.startswith("version ")]
+        scores = [(int(name.removeprefix("version ")), self.heldout(name)) for name in names]
+        return [(version, score) for version, score in scores if score is not None]
 
     def heldout(self, phase: str) -> Score | None:
         """Score of `heldout_before` or `heldout_after`; None when that phase was not run."""
@@ -167,6 +181,10 @@ class RunReport:
             "reward_after": after.mean if after else None,
             "reward_after_error": after.error if after else None,
             "heldout_tasks": before.num if before else 0,
+            "heldout_between": [
+                {"version": version, "reward": score.mean, "error": score.error, "tasks": score.num}
+                for version, score in self.measurements()
+            ],
             "steps": len(self.steps),
             "executions": self.state.training.terminated + self.state.heldout.terminated,
             "calls": self.num_calls,
@@ -183,7 +201,9 @@ class RunReport:
             "clip_high": self.state.required_spec.objective.clip_high,
             "clip_fraction": [row.statistics["clip_fraction"] for row in self.steps],
             "reward_by_step": [row.reward for row in self.steps],
+            **self.selection.summary(),
             "failures": dict(sorted(self.failures.items())),
+            "emulation": emulation(self.state.required_spec.cells),
             "wall_s": (self.ended_at or 0.0) - (self.started_at or 0.0),
         }
 
@@ -194,16 +214,22 @@ class RunReport:
 
     def _remember_groups(self, body: sched.Dispatched) -> None:
         if body.kind == "heldout":
-            rewards = self._heldout.setdefault(self.state.phase, {})
+            between = self.state.phase == "training"
+            measurement = f"version {body.version}" if between else self.state.phase
+            rewards = self._heldout.setdefault(measurement, {})
             for plan in body.groups:
                 for execution in plan.executions:
-                    self._phase_of[execution] = self.state.phase
+                    self._phase_of[execution] = measurement
                     rewards[execution] = None
 
     def _score(self, execution: str, reward: float | None) -> None:
         phase = self._phase_of.get(execution)
         if phase is not None:
             self._heldout[phase][execution] = reward
+
+    def _counts(self, body: cell_events.StepCompleted) -> bool:
+        """The state has taken it: it is not of a core that only seemed lost."""
+        return (body.lineage, body.version) == (self.state.lineage, self.state.version)
 
     def _step(self, body: cell_events.StepCompleted, time: float) -> None:
         rewards = [
@@ -223,3 +249,13 @@ class RunReport:
                 ended_at=time,
             )
         )
+
+
+def emulation(cells: CellsSection) -> dict[str, list[float | None]]:
+    """Emulated speeds of the job's cells, elastic ones first, tokens a second by name; None where a
+    cell goes at the machine's own speed. Empty when nothing is emulated."""
+    each = [cells.emulation(place) or EmulationSection() for place in range(cells.num_cells)]
+    speeds = {
+        name: [getattr(section, name) for section in each] for name in EmulationSection.model_fields
+    }
+    return {name: values for name, values in speeds.items() if any(values)}

@@ -1,7 +1,8 @@
 """Which cell an execution's calls go to, and whether that cell's engine can take them.
 
-A fold over the facts: `start_ordered` sets the route, `transition_started.moves` and
-`cell_lost.moves` change it, `role_changed` says where an engine is ready. Folding is O(1) a route.
+A fold over the facts: `start_ordered` sets the route, the moves of `transition_started`,
+`cell_lost` and `cell_released` change it, `role_changed` says where an engine is ready. Folding is
+O(1) a route.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events.cells import EngineLost, RoleChanged, WeightsLoaded
 from gyre.contracts.events.scheduling import (
     CellLost,
+    CellReleased,
     JobFinished,
     StartOrdered,
     TransitionStarted,
@@ -91,7 +93,7 @@ class Routes:
                 self._engines.pop((job, fact.cell), None)
                 moved = self._route({move.execution: move.destination for move in fact.moves})
                 return replace(moved, cells=(fact.cell,))
-            case CellLost():
+            case CellLost() | CellReleased():
                 self._engines.pop((job, fact.cell), None)
                 moved = self._route({move.execution: move.destination for move in fact.moves})
                 return replace(moved, cells=(fact.cell,))

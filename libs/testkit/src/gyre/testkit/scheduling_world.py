@@ -1,15 +1,12 @@
 """A small discrete-event world around the scheduler's decider: virtual time, no I/O.
 
-It plays every other service just well enough to exercise the law: executions take the time that
-`durations` says, groups become ready after scoring, cells switch roles with a delay, packing draws
-a group whenever the micro-step queue is low, cells claim micro-steps one at a time. Every fact
-goes through `evolve`; every answer of `next_decision` is folded too, and kept with its time.
+It plays every other service just well enough to exercise the law: beside the rollouts
+(`scheduling_rollouts`), cells switch roles with a delay, packing draws a group whenever the
+micro-step queue is low, cells claim micro-steps one at a time.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +14,14 @@ from typing import Any, ClassVar
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
-from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
-from gyre.contracts.events import scores as score_events
-from gyre.contracts.job import JobSpec
-from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
+from gyre.core.groups import leaves_room
+from gyre.core.scheduling import JobState
+from gyre.core.scheduling.state import Batch
+from gyre.testkit.scheduling_rollouts import Rollouts, Timings
+
+__all__ = ["NO_STATISTICS", "Timings", "World"]
 
 NO_STATISTICS = cell_events.StepStatistics(
     loss=0.0,
@@ -39,44 +38,16 @@ NO_STATISTICS = cell_events.StepStatistics(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class Timings:
-    """Seconds of virtual time."""
-
-    start: float = 0.1
-    scoring: float = 0.2
-    switch: float = 0.5
-    micro_step: float = 1.0
-    micro_steps_per_group: int = 1
-    update: float = 0.2
-    publish: float = 0.5
-    boot: float = 1.0
-
-
 @dataclass
-class World:
-    """Run one job to its end. durations: execution number (0, 1, ...) -> seconds it runs."""
+class World(Rollouts):
+    """Rollouts, with cells that switch roles and train."""
 
-    spec: JobSpec
-    durations: Callable[[int], float]
-    timings: Timings = field(default_factory=Timings)
-    on_fact: Callable[[JobState, Body, float], None] = lambda state, body, now: None
-    heldout_tasks: tuple[str, ...] = ()
-
-    state: JobState = field(init=False)
-    now: float = 0.0
-    log: list[tuple[int, float, Body]] = field(default_factory=list)
-    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _ticket: itertools.count[int] = field(default_factory=itertools.count)
-    _left: dict[str, set[str]] = field(default_factory=dict)
-    _ready: list[str] = field(default_factory=list)
     _emitted: int = 0
     _closed: bool = False
     _busy: set[int] = field(default_factory=set)
-    _num_executions: int = 0
 
-    def run(self, max_events: int = 200_000) -> JobState:
-        """Live through the job; returns its last state. Raises AssertionError when it stalls."""
+    def begin(self) -> None:
+        """The job is submitted and has its cells, which boot."""
         self.state = JobState(job="job")
         tasks = tuple(f"t{i}" for i in range(self.spec.schedule.groups_per_step))
         self.fact(
@@ -87,42 +58,6 @@ class World:
         self.fact(sched.JobStarted(based_on=0, now=0.0, cells=cells, pool=pool, lineage=1))
         for cell in (*cells, *pool):
             self.later(self.timings.boot, partial(self._boot, cell))
-        for _ in range(max_events):
-            self._decide()
-            if self.state.finished:
-                return self.state
-            self._advance()
-        raise AssertionError(f"no end after {max_events} events")
-
-    def fact(self, body: Body) -> None:
-        """Append and fold one fact, then let the world react to it."""
-        sequence = len(self.log) + 1
-        self.log.append((sequence, self.now, body))
-        evolve(self.state, sequence, body)
-        self.on_fact(self.state, body, self.now)
-        reaction = self._REACTIONS.get(type(body))
-        if reaction is not None:
-            reaction(self, body)
-
-    def later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + delay, next(self._ticket), action))
-
-    def decisions(self, kind: type[Body]) -> list[Body]:
-        return [body for _, _, body in self.log if isinstance(body, kind)]
-
-    def _decide(self) -> None:
-        while (decision := next_decision(self.state, self.now)) is not None:
-            self.fact(decision)
-
-    def _advance(self) -> None:
-        wake = next_wake(self.state)
-        if self._heap and (wake is None or wake <= self.now or self._heap[0][0] <= wake):
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
-        elif wake is not None and wake > self.now:
-            self.now = wake
-        else:
-            raise AssertionError(f"stalled at {self.now}: {self.state.phase} {self.state.batch}")
 
     # --- other services ---
 
@@ -150,61 +85,10 @@ class World:
     def _join_world(self, cell: int, epoch: int) -> None:
         self.fact(cell_events.WorldJoined(cell=cell, epoch=epoch))
 
-    def _dispatched(self, body: sched.Dispatched) -> None:
-        if body.kind == "training":
-            self._left.update({plan.group: set(plan.executions) for plan in body.groups})
-
-    def _ordered(self, body: sched.StartOrdered) -> None:
-        for order in body.orders:
-            number, self._num_executions = self._num_executions, self._num_executions + 1
-            self.later(self.timings.start, partial(self._start, order, number))
-
-    def _start(self, order: sched.StartOrder, number: int) -> None:
-        self.fact(run_events.Started(execution=order.execution, group=order.group, task=order.task))
-        self.later(self.durations(number), lambda: self._terminate(order))
-
-    def _terminate(self, order: sched.StartOrder) -> None:
-        self.fact(
-            run_events.Terminated(
-                execution=order.execution,
-                attempt=1,
-                reason="completed",
-                exit_code=0,
-                signal=None,
-                workspace=None,
-                duration_s=1.0,
-            )
-        )
-        left = self._left.get(order.group)
-        if left is None:
-            self.later(self.timings.scoring, partial(self._score, order.execution))
-            return
-        left.discard(order.execution)
-        if not left:
-            self.later(self.timings.scoring, partial(self._group_ready, order.group))
-
-    def _score(self, execution: str) -> None:
-        self.fact(
-            score_events.Evaluated(
-                execution=execution,
-                attempt=1,
-                evaluation="e",
-                artifact="a",
-                branch="",
-                reward=0.0,
-            )
-        )
-
-    def _group_ready(self, group: str) -> None:
-        self.fact(
-            group_events.GroupReady(
-                group=group, task="t", version=0, lineage=1, outcomes=(), zero_weight=False
-            )
-        )
-        self._ready.append(group)
-        self._pack()
-
     def _transition(self, body: sched.TransitionStarted) -> None:
+        if body.to == "rollout":
+            self.later(self.timings.switch, partial(self._role, body.cell, "rollout"))
+            return
         self.later(self.timings.switch, lambda: self._enter_training(body.cell))
 
     def _enter_training(self, cell: int) -> None:
@@ -237,7 +121,9 @@ class World:
         while batch is not None and self._ready and not self._closed:
             if self._emitted - len(batch.owners) >= max(1, len(batch.joined)):
                 return
-            group = min(self._ready)
+            group = self._drawable(batch)
+            if group is None:
+                return
             self._ready.remove(group)
             self.fact(group_events.GroupClaimed(group=group, batch=batch.batch))
             self._emitted += self.timings.micro_steps_per_group
@@ -253,6 +139,26 @@ class World:
                 )
             for cell in tuple(batch.joined):
                 self._claim(cell)
+
+    def _drawable(self, batch: Batch) -> str | None:
+        """The oldest ready group, as the trajectory service chooses it."""
+        schedule, groups = self.spec.schedule, self.state.groups
+        bound = schedule.max_staleness
+        if bound is None:
+            return min(self._ready)
+        if schedule.on_stale == "drop":
+            fresh = (g for g in self._ready if batch.version - groups[g].version <= bound)
+            return min(fresh, default=None)
+        oldest = min(self._ready)
+        room = leaves_room(
+            {version: len(names) for version, names in self.state.unclaimed.items()},
+            groups[oldest].version,
+            version=batch.version,
+            bound=bound,
+            slots=schedule.groups_per_step - batch.num_claimed_groups,
+            batch=schedule.groups_per_step,
+        )
+        return oldest if room else None
 
     def _claim(self, cell: int) -> None:
         batch = self.state.batch
@@ -313,16 +219,17 @@ class World:
                 self.later(delay, partial(self._role, cell.cell, "rollout"))
 
     def _publish(self) -> None:
+        version, lineage = self.state.version, self.state.lineage
         self.fact(
-            cell_events.WeightsPublished(
-                version=self.state.version, lineage=self.state.lineage, path="", confirmed_by=()
-            )
+            cell_events.CheckpointSaved(version=version, lineage=lineage, path="", checksum="")
+        )
+        self.fact(
+            cell_events.WeightsPublished(version=version, lineage=lineage, path="", confirmed_by=())
         )
 
-    _REACTIONS: ClassVar[dict[type[Body], Callable[[World, Any], None]]] = {
+    _REACTIONS: ClassVar[dict[type[Body], Callable[[Any, Any], None]]] = {
+        **Rollouts._REACTIONS,
         sched.WorldFormed: _world_formed,
-        sched.Dispatched: _dispatched,
-        sched.StartOrdered: _ordered,
         sched.TransitionStarted: _transition,
         sched.BatchOpened: _batch_opened,
         sched.JoinWindowClosed: _window_closed,

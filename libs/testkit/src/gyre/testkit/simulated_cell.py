@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from gyre.adapters.eventlog.base import EventLog
+from gyre.adapters.eventlog.base import EventLog, EventLogError
 from gyre.adapters.journal import Journal
 from gyre.cell_agent.agent import CellAgent
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, EngineUnreachableError
@@ -21,7 +21,7 @@ from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.trainer.client import TrainerProcess
 from gyre.contracts.events.cells import AgentOnline
-from gyre.contracts.job import JobSpec
+from gyre.core.cell import CellState
 from gyre.testkit.simulated_trainer import INITIAL, Fabric, SimulatedTrainer
 from gyre.testkit.virtual_time import VirtualClock
 
@@ -123,7 +123,7 @@ class SimulatedProcesses(CellProcesses):
     def _new_engine(self) -> EngineProcess:
         return cast(EngineProcess, SimulatedEngine(self._fabric, self._cell))
 
-    def _new_trainer(self, spec: JobSpec) -> TrainerProcess:
+    def _new_trainer(self, state: CellState) -> TrainerProcess:
         trainer = SimulatedTrainer(self._fabric, self._cell, next(_pids), self._micro_step_s)
         return cast(TrainerProcess, trainer)
 
@@ -135,12 +135,23 @@ class SimulatedProcesses(CellProcesses):
 
 
 class CellLife:
-    """One cell through the lives of its agent. Mutated by `run` and the kills."""
+    """One cell through the lives of its agent. Mutated by `run` and the kills.
+
+    buried: the agent is not started again. connected: cleared while the cell is cut off from the
+    log; its processes work on."""
 
     def __init__(
-        self, cell: int, home: Path, fabric: Fabric, new_log: Callable[[], EventLog], speed: float
+        self,
+        cell: int,
+        home: Path,
+        fabric: Fabric,
+        new_log: Callable[[asyncio.Event], EventLog],
+        speed: float,
     ) -> None:
         self.cell, self._fabric, self._new_log, self._speed = cell, fabric, new_log, speed
+        self.buried = False
+        self.connected = asyncio.Event()
+        self.connected.set()
         self._settings = CellAgentSettings.model_validate(
             {
                 "nats_url": "nats://nowhere",
@@ -159,7 +170,7 @@ class CellLife:
 
     async def run(self) -> None:
         """One life after the other, until cancelled."""
-        while True:
+        while not self.buried:
             self._task = asyncio.create_task(self._live(next(self._lives)))
             try:
                 await asyncio.wait({self._task})
@@ -168,8 +179,19 @@ class CellLife:
                 self.processes.kill("engine")
                 self.processes.kill("trainer")
             if not self._task.cancelled() and (error := self._task.exception()) is not None:
-                raise RuntimeError(f"agent {self.cell} failed") from error
+                self._excuse(error)
             await self._fabric.pause(3.0)
+        self.agent = None
+
+    def _excuse(self, error: BaseException) -> None:
+        """An agent that is cut off for long gives up; nothing else may end one."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        match error:
+            case EventLogError():
+                pass
+            case _:
+                raise RuntimeError(f"agent {self.cell} failed") from error
 
     async def _live(self, life: int) -> None:
         self.processes = SimulatedProcesses(self._settings, self._fabric, self._speed)
@@ -178,15 +200,22 @@ class CellLife:
         self.agent = CellAgent(
             cell=self.cell,
             incarnation=incarnation,
-            journal=Journal(self._new_log(), VirtualClock()),
+            journal=Journal(self._new_log(self.connected), VirtualClock()),
             performer=self.performer,
         )
         online = AgentOnline(cell=self.cell, incarnation=incarnation, host="here", pid=life)
         await self.agent.run(online, asyncio.Event())
 
     def kill(self, which: str) -> None:
-        """which: "agent", "engine" or "trainer"."""
-        if which != "agent":
+        """which: "agent", "engine", "trainer", or "cell": the agent is not started again."""
+        if which in ("engine", "trainer"):
             self.processes.kill(which)
-        elif self._task is not None:
+            return
+        self.buried |= which == "cell"
+        if self._task is not None:
             self._task.cancel()
+
+    @property
+    def audible(self) -> bool:
+        """Its heartbeats arrive."""
+        return not self.buried and self.connected.is_set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gyre.contracts.envelope import Decision
+from collections import Counter
+
+from gyre.adapters.journal import Fact
+from gyre.contracts.envelope import Body, Decision
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
@@ -16,26 +19,64 @@ def audit(world: TrainingWorld) -> None:
     assert world.fabric.violations == []
     finished = [fact.body for fact in world.log if isinstance(fact.body, sched.JobFinished)]
     assert [body.status for body in finished] == ["succeeded"], finished
-    offline = [
-        fact.body.cell
-        for fact in world.log
-        if isinstance(fact.body, cell_events.RoleChanged) and fact.body.role == "offline"
-    ]
-    assert sorted(offline) == list(range(world.spec.cells.count)), "each cell stops once"
-    truth = weights_by_version(world)
-    _reductions_hold_each_micro_step_once(world)
-    _joiners_held_the_exact_weights(world, truth)
-    _members_are_a_prefix(world)
-    _versions_count_the_steps(world)
-    _groups_are_consumed_once(world)
-    _published_is_durable(world, truth)
+    _each_cell_stops_once(world)
+    facts = facts_that_count(world)
+    truth = weights_by_version(world, facts)
+    _reductions_hold_each_micro_step_once(world, facts)
+    _joiners_held_the_exact_weights(world, facts, truth)
+    _members_are_a_prefix(facts)
+    _versions_count_the_steps(world, facts)
+    _groups_are_consumed_once(world, facts)
+    _published_is_durable(facts, truth)
     _decisions_follow_from_the_log(world)
 
 
-def weights_by_version(world: TrainingWorld) -> dict[Label, str]:
+def _each_cell_stops_once(world: TrainingWorld) -> None:
+    """For each time that the job took it, but for one whose agent never came back."""
+    taken: Counter[int] = Counter()
+    offline: Counter[int] = Counter()
+    for fact in world.log:
+        match fact.body:
+            case sched.JobStarted() as started:
+                taken.update(started.cells)
+            case sched.CellJoined() as joined:
+                taken[joined.cell] += 1
+            case cell_events.RoleChanged(role="offline") as stopped:
+                offline[stopped.cell] += 1
+            case _:
+                pass
+    for cell, times in taken.items():
+        assert offline[cell] == times or (world.cells[cell].buried and offline[cell] < times)
+
+
+def facts_that_count(world: TrainingWorld) -> list[Fact]:
+    """Without what a cell said of itself, or of the job as its core, when it was no longer its."""
+    state = JobState(job=JOB)
+    counted = []
+    for fact in world.log:
+        if fact.job == JOB:
+            if not _void(state, fact.body):
+                counted.append(fact)
+            evolve(state, fact.sequence, fact.body)
+    return counted
+
+
+def _void(state: JobState, body: Body) -> bool:
+    match body:
+        case cell_events.StepCompleted(batch=batch):
+            return state.batch is None or state.batch.batch != batch
+        case cell_events.CheckpointSaved() | cell_events.WeightsPublished():
+            return state.core_lost or body.lineage != state.lineage
+        case cell_events.RoleChanged() | cell_events.WeightsLoaded():
+            return state.present(body.cell) is None
+        case _:
+            return False
+
+
+def weights_by_version(world: TrainingWorld, facts: list[Fact]) -> dict[Label, str]:
     """What (lineage, version) means, from the completed steps and the restores."""
     truth: dict[Label, str] = {(1, 0): INITIAL}
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case cell_events.StepCompleted() as step:
                 update = world.fabric.reductions[step.batch]
@@ -50,9 +91,9 @@ def weights_by_version(world: TrainingWorld) -> dict[Label, str]:
     return truth
 
 
-def _reductions_hold_each_micro_step_once(world: TrainingWorld) -> None:
+def _reductions_hold_each_micro_step_once(world: TrainingWorld, facts: list[Fact]) -> None:
     emitted: dict[str, int] = {}
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case group_events.StreamClosed() as closed:
                 emitted[closed.batch] = closed.num_micro_steps
@@ -68,19 +109,21 @@ def _reductions_hold_each_micro_step_once(world: TrainingWorld) -> None:
                 pass
 
 
-def _joiners_held_the_exact_weights(world: TrainingWorld, truth: dict[Label, str]) -> None:
+def _joiners_held_the_exact_weights(
+    world: TrainingWorld, facts: list[Fact], truth: dict[Label, str]
+) -> None:
     opened = {
         fact.body.batch: (fact.body.lineage, fact.body.version)
-        for fact in world.log
+        for fact in facts
         if isinstance(fact.body, sched.BatchOpened)
     }
     for cell, batch, content in world.fabric.begun:
         assert content == truth[opened[batch]], (cell, batch)
 
 
-def _members_are_a_prefix(world: TrainingWorld) -> None:
+def _members_are_a_prefix(facts: list[Fact]) -> None:
     worlds: dict[int, tuple[int, ...]] = {}
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case sched.WorldFormed() as formed:
                 assert formed.epoch == len(worlds) + 1
@@ -91,9 +134,9 @@ def _members_are_a_prefix(world: TrainingWorld) -> None:
                 pass
 
 
-def _versions_count_the_steps(world: TrainingWorld) -> None:
+def _versions_count_the_steps(world: TrainingWorld, facts: list[Fact]) -> None:
     version, lineage = 0, 1
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case cell_events.StepCompleted() as step:
                 assert (step.lineage, step.version) == (lineage, version + 1)
@@ -107,17 +150,20 @@ def _versions_count_the_steps(world: TrainingWorld) -> None:
     assert version == world.spec.schedule.num_steps
 
 
-def _groups_are_consumed_once(world: TrainingWorld) -> None:
-    """Per surviving step B groups, no group in two of them, none forgotten."""
+def _groups_are_consumed_once(world: TrainingWorld, facts: list[Fact]) -> None:
+    """Per surviving step B groups, no group in two of them, none forgotten but those that were
+    dropped, and those in none."""
     claimed: dict[str, list[str]] = {}
     done: dict[int, list[str]] = {}
     dispatched: list[str] = []
     open_batch: str | None = None
     size = world.spec.schedule.groups_per_step
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case sched.Dispatched(kind="training") as queued:
                 dispatched += [plan.group for plan in queued.groups]
+            case sched.GroupDropped() as dropped:
+                dispatched.remove(dropped.group)
             case sched.BatchOpened() as opened:
                 open_batch = opened.batch
             case group_events.GroupClaimed() as claim if claim.batch == open_batch:
@@ -135,18 +181,27 @@ def _groups_are_consumed_once(world: TrainingWorld) -> None:
     assert sorted(consumed) == sorted(dispatched)
 
 
-def _published_is_durable(world: TrainingWorld, truth: dict[Label, str]) -> None:
+def _published_is_durable(facts: list[Fact], truth: dict[Label, str]) -> None:
     """Every engine that served when the checkpoint was saved, and still does, has confirmed it."""
     saved: dict[Label, str] = {}
     serving: dict[int, Label] = {}
     settled: set[int] = set()
-    for fact in world.log:
+    for fact in facts:
         match fact.body:
             case cell_events.RoleChanged(role="rollout") as role:
                 serving[role.cell] = (role.lineage, role.version)
             case cell_events.RoleChanged() | cell_events.EngineLost() | sched.TransitionStarted():
                 serving.pop(fact.body.cell, None)
                 settled.discard(fact.body.cell)
+            case sched.CellLost() | sched.CellReleased():
+                serving.pop(fact.body.cell, None)
+                settled.discard(fact.body.cell)
+            case sched.Restored() as back if (
+                (label := max(saved, default=(0, 0)))[1] == back.version > 0
+            ):
+                # Under its new name it is confirmed anew.
+                saved[back.lineage, back.version] = saved[label]
+                settled = set(serving)
             case cell_events.WeightsLoaded() as loaded if loaded.cell in serving:
                 serving[loaded.cell] = (loaded.lineage, loaded.version)
             case cell_events.CheckpointSaved() as checkpoint:
@@ -167,7 +222,9 @@ def _decisions_follow_from_the_log(world: TrainingWorld) -> None:
     end nobody holds a slot."""
     by_base: dict[int, list[Decision]] = {}
     for fact in world.log:
-        if isinstance(fact.body, Decision) and not isinstance(fact.body, sched.JobStarted):
+        if isinstance(fact.body, Decision) and not isinstance(
+            fact.body, sched.JobStarted | sched.CellJoined
+        ):
             by_base.setdefault(fact.body.based_on, []).append(fact.body)
     state = JobState(job=JOB)
     for fact in world.log:

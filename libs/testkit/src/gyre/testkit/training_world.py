@@ -8,36 +8,39 @@ checked in `training_audit`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.eventlog.base import SequenceConflict, Stream
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.snapshots import SnapshotHeader, SnapshotStore
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
-from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
-from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
-from gyre.core.groups import JobGroups, next_draw, next_ready
-from gyre.core.groups import evolve as evolve_groups
 from gyre.scheduler.loop import SchedulerLoop
+from gyre.scheduler.snapshots import Snapshots
 from gyre.testkit.lagging_log import LaggingLog
 from gyre.testkit.simulated_cell import CellLife
 from gyre.testkit.simulated_trainer import Fabric
+from gyre.testkit.training_services import JOB, Hearing, Packing
 from gyre.testkit.virtual_time import VirtualClock
 
-JOB = "job"
+__all__ = ["JOB", "MOST_FACTS", "Stalled", "Strike", "TrainingWorld"]
+
 # Longer than any wait in the system: a collective's time-out, and the agent's patience after it.
 SILENCE_S = 1500.0
+# Longer than the silence that the jobs run here allow, shorter than an agent's patience with its
+# log: it comes back as it went, with its processes.
+CUT_OFF_S = 25.0
 MOST_FACTS = 6000
 
 
@@ -48,7 +51,8 @@ class Stalled(AssertionError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
     """Kill `victim` ("agent", "engine", "trainer", "scheduler") of `cell`, `delay_s` after the
-    `nth` fact of type `after`."""
+    `nth` fact of type `after`. "cell": its agent, for good. "link": it is cut off from the log for
+    `CUT_OFF_S`, and works on. "release": somebody wants it back."""
 
     after: str
     nth: int
@@ -57,9 +61,18 @@ class Strike:
     cell: int
 
 
+class _AtOnce(Snapshots):
+    """Writes without a thread, for which virtual time does not wait."""
+
+    async def write(self, header: SnapshotHeader, body: bytes) -> None:
+        self._store.write(header, body)
+
+
 @dataclass(kw_only=True)
 class TrainingWorld:
-    """log: every fact, in order. lag_s: of the log. micro_step_s, execution_s: at most."""
+    """log: every fact, in order. lag_s: of the log. micro_step_s, execution_s: at most.
+    spare: cells beyond those that the job asks for. snapshot_every: facts between two snapshots of
+    a scheduler, None for one that reads the whole log when it starts."""
 
     spec: JobSpec
     home: Path
@@ -70,6 +83,8 @@ class TrainingWorld:
     micro_step_s: float = 1.0
     execution_s: float = 3.0
     heldout_tasks: tuple[str, ...] = ()
+    spare: int = 0
+    snapshot_every: int | None = None
 
     source: random.Random = field(init=False)
     fabric: Fabric = field(init=False)
@@ -88,7 +103,7 @@ class TrainingWorld:
         self.inner = MemoryEventLog(clock=VirtualClock())
         self.cells = [
             CellLife(cell, self.home, self.fabric, self._new_log, self.micro_step_s)
-            for cell in range(self.spec.cells.count)
+            for cell in range(self.spec.cells.count + self.spare)
         ]
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -97,7 +112,7 @@ class TrainingWorld:
                 for work in (
                     self._watch(over, tasks),
                     self._guard(),
-                    _Packing(self).run(),
+                    Packing(self).run(),
                     *(cell.run() for cell in self.cells),
                     *(self._schedule(place, tasks) for place in range(self.num_schedulers)),
                 )
@@ -110,8 +125,8 @@ class TrainingWorld:
     def journal(self) -> Journal:
         return Journal(self._new_log(), VirtualClock())
 
-    def _new_log(self) -> LaggingLog:
-        return LaggingLog(self.inner, self.source, self.lag_s)
+    def _new_log(self, connected: asyncio.Event | None = None) -> LaggingLog:
+        return LaggingLog(self.inner, self.source, self.lag_s, connected)
 
     async def _submit(self) -> None:
         tasks = tuple(f"t{i}" for i in range(4))
@@ -128,7 +143,7 @@ class TrainingWorld:
     async def _watch(self, over: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
         """Keep the log, strike, and end the run when the job and every cell have ended."""
         seen: dict[str, int] = {}
-        offline: set[int] = set()
+        busy: set[int] = set()
         finished = False
         async for fact in Journal(self.inner, VirtualClock()).follow(Stream.FACTS):
             self.log.append(fact)
@@ -140,9 +155,16 @@ class TrainingWorld:
                 if (strike.after, strike.nth) == (name, seen[name]) and not finished:
                     tasks.create_task(self._strike(strike))
             finished |= isinstance(fact.body, sched.JobFinished)
-            if isinstance(fact.body, cell_events.RoleChanged) and fact.body.role == "offline":
-                offline.add(fact.body.cell)
-            if finished and len(offline) == len(self.cells):
+            match fact.body:
+                case sched.JobStarted():
+                    busy |= set(fact.body.cells)
+                case sched.CellJoined():
+                    busy.add(fact.body.cell)
+                case cell_events.RoleChanged(role="offline"):
+                    busy.discard(fact.body.cell)
+                case _:
+                    pass
+            if finished and all(self.cells[cell].buried for cell in busy):
                 over.set()
             if len(self.log) > MOST_FACTS:
                 raise Stalled(f"{MOST_FACTS} facts and no end\n{self.picture()}")
@@ -157,10 +179,34 @@ class TrainingWorld:
 
     async def _strike(self, strike: Strike) -> None:
         await asyncio.sleep(strike.delay_s)
-        if strike.victim == "scheduler":
-            self._schedulers[strike.cell % len(self._schedulers)].cancel()
-        else:
-            self.cells[strike.cell % len(self.cells)].kill(strike.victim)
+        cell = self.cells[strike.cell % len(self.cells)]
+        match strike.victim:
+            case "scheduler":
+                self._schedulers[strike.cell % len(self._schedulers)].cancel()
+            case "link":
+                cell.connected.clear()
+                await asyncio.sleep(CUT_OFF_S)
+                cell.connected.set()
+            case "release":
+                await self._release(cell.cell)
+            case "cell" if sum(not other.buried for other in self.cells) == 1:
+                pass
+            case _:
+                cell.kill(strike.victim)
+
+    async def _release(self, cell: int) -> None:
+        """As the API does: behind whatever the scheduler said last."""
+        journal, subject = self.journal(), subjects.sched(JOB)
+        while True:
+            with contextlib.suppress(SequenceConflict):
+                await journal.append(
+                    subject,
+                    sched.ReleaseRequested(cell=cell),
+                    job=JOB,
+                    cause=("release", cell),
+                    expected=await journal.last_sequence(subject),
+                )
+                return
 
     def picture(self) -> str:
         """The end of the log, and what every agent believes."""
@@ -186,7 +232,9 @@ class TrainingWorld:
     async def _schedule(self, place: int, tasks: asyncio.TaskGroup) -> None:
         """One scheduler after the other: a killed one is replaced and replays the log."""
         while True:
-            loop = SchedulerLoop(self.journal(), self, VirtualClock())
+            hearing = Hearing(self)
+            snapshots = self._snapshots_of(place)
+            loop = SchedulerLoop(self.journal(), self, VirtualClock(), hearing, snapshots)
             task = asyncio.create_task(loop.run(asyncio.Event()))
             self._schedulers[place : place + 1] = [task]
             try:
@@ -196,6 +244,12 @@ class TrainingWorld:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise RuntimeError("scheduler failed") from error
             await self.fabric.pause(1.0)
+
+    def _snapshots_of(self, place: int) -> Snapshots | None:
+        if self.snapshot_every is None:
+            return None
+        store = SnapshotStore(self.home / f"snapshots-{place}")
+        return _AtOnce(store, self._new_log(), every=self.snapshot_every)
 
     async def put(self, subject: str, data: bytes, msg_id: str) -> int:
         """The work queue: each execution is run once, however often it is ordered."""
@@ -228,64 +282,3 @@ class TrainingWorld:
             execution=name, attempt=1, evaluation="x", artifact="x", branch="main", reward=1.0
         )
         await self.say(subjects.score(JOB, name), scored, (name, "score"))
-
-
-class _Packing:
-    """The trajectory service's fold and draws, with micro-steps that carry nothing but an index."""
-
-    def __init__(self, world: TrainingWorld) -> None:
-        self._world = world
-        self._state = JobGroups(job=JOB)
-
-    async def run(self) -> None:
-        async for fact in self._world.journal().follow(Stream.FACTS):
-            evolve_groups(self._state, fact.sequence, fact.body)
-            if isinstance(fact.body, run_events.Terminated):
-                name = fact.body.execution
-                seal = call_events.CallsSealed(execution=name, num_calls=0, last_seq=0)
-                evolve_groups(self._state, 0, seal)
-            await self._pay()
-
-    async def _pay(self) -> None:
-        """One event that is owed; its own coming back brings the next."""
-        state, say = self._state, self._world.say
-        if state.spec is None or state.finished:
-            return
-        ready = next_ready(state)
-        batch = state.batch
-        if ready is not None:
-            await say(subjects.group(JOB, ready.group), ready, (ready.group,))
-        elif batch is not None and not batch.closed and (step := self._next_step()) is not None:
-            await say(subjects.batch_stream(JOB, batch.batch), step, (batch.batch, step.index))
-        elif batch is not None and batch.all_drawn and not batch.closed:
-            closed = group_events.StreamClosed(
-                batch=batch.batch,
-                groups=tuple(group.group for group in batch.groups),
-                num_micro_steps=batch.num_micro_steps,
-                num_targets=1,
-            )
-            await say(subjects.batch_stream(JOB, batch.batch), closed, (batch.batch,))
-        elif batch is not None and (group := next_draw(state)) is not None:
-            claim = group_events.GroupClaimed(group=group.group, batch=batch.batch)
-            await say(subjects.group(JOB, group.group), claim, (group.group, batch.batch))
-
-    def _next_step(self) -> group_events.MicroStepEmitted | None:
-        """A group brings none, one or two micro-steps, by its name."""
-        batch = self._state.batch
-        assert batch is not None
-        owed = sum(len(group.group) and (group.order * 7 + 1) % 3 for group in batch.groups)
-        index = batch.num_micro_steps
-        if index >= owed:
-            return None
-        digest = hashlib.sha256(f"{batch.batch}/{index}".encode()).hexdigest()
-        self._world.fabric.micro_steps[digest] = (batch.batch, index)
-        return group_events.MicroStepEmitted(
-            batch=batch.batch,
-            index=index,
-            digest=digest,
-            executions=(f"{batch.batch}-x{index}",),
-            num_rows=1,
-            row_tokens=1,
-            num_tokens=1,
-            num_targets=1,
-        )

@@ -23,6 +23,7 @@ from gyre.contracts.events.calls import (
     Span,
 )
 from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed
+from gyre.contracts.events.executions import Terminated, TerminationReason
 from gyre.contracts.events.scheduling import BatchOpened, Dispatched, GroupPlan, JobSubmitted
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
 from gyre.contracts.job import JobSpec
@@ -162,7 +163,7 @@ class World:
 
     def plan(self, number: int) -> GroupPlan:
         group = f"{self.job}-g{number:04}"
-        executions = range(self.spec.schedule.executions_per_group)
+        executions = range(self.spec.schedule.group_size)
         return GroupPlan(
             group=group, task="t", executions=tuple(f"{group}-e{place}" for place in executions)
         )
@@ -182,6 +183,18 @@ class World:
                 reward=reward,
             )
         await self.say(subjects.score(self.job, execution), body)
+
+    async def terminate(self, execution: str, reason: TerminationReason = "completed") -> None:
+        body = Terminated(
+            execution=execution,
+            attempt=1,
+            reason=reason,
+            exit_code=None,
+            signal=None,
+            workspace=None,
+            duration_s=1.0,
+        )
+        await self.say(subjects.run(self.job, execution), body)
 
     async def placeholder(self, execution: str) -> None:
         seal = CallsSealed(execution=execution, num_calls=0, last_seq=0)

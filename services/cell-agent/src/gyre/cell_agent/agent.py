@@ -4,7 +4,8 @@ Invariants:
 - one duty at a time, chosen by `next_duty` from the log and from what the processes hold;
 - what an agent says is folded before the next duty is chosen, so nothing is done twice;
 - a dead engine or trainer is said first, then started again; a dead agent's successor says it;
-- a world that failed is said when the peer's death is known, or when nobody has explained it.
+- a world that failed is said when the peer's death is known, or when nobody has explained it;
+- a trainer that waits for a peer which the log says is gone is ended, if nothing is lost with it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from gyre.cell_agent.reports import ProcessLost, Report
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
-from gyre.core.cell import CellState, evolve_cell, next_duty
-from gyre.core.cell.duties import ReportBroken
+from gyre.contracts.events import scheduling as sched
+from gyre.core.cell import CellState, Duty, evolve_cell, next_duty
+from gyre.core.cell.duties import FinishBatch, FormWorld, ReportBroken
 
 # An own event comes back within milliseconds; a log that takes this long is not there.
 FOLD_DEADLINE_S = 60.0
 # How long a dead peer's agent has to say so before we ask for a new world: were we faster, that
 # world would count on the dead. A death is noticed and appended within milliseconds.
 EXPLANATION_S = 5.0
+# A collective with a dead peer fails within milliseconds. One that has not by then waits for a peer
+# that hangs, or never connected, and would wait for the world's whole time-out.
+HANGING_S = 15.0
 
 
 class CellAgent:
@@ -44,6 +49,7 @@ class CellAgent:
         self._folded = 0
         self._num_said = 0
         self._noticed: tuple[int, float] = (0, 0.0)
+        self._peer_gone = asyncio.Event()
         self.state = CellState(cell=cell)
 
     async def run(self, online: cell_events.AgentOnline, ready: asyncio.Event) -> None:
@@ -75,12 +81,36 @@ class CellAgent:
             return
         get_logger().debug("duty", duty=type(duty).__name__)
         try:
-            reports = await self._performer.perform(duty, self.state)
+            reports = await self._perform(duty)
         except ProcessLost as lost_in_duty:
             await self._say_lost(lost_in_duty)
             return
         for report in reports:
             await self._say(report)
+
+    async def _perform(self, duty: Duty) -> list[Report]:
+        """Nothing is folded meanwhile; of what comes only a peer's end is noticed."""
+        self._peer_gone.clear()
+        if not isinstance(duty, FormWorld | FinishBatch) or not self._trainer_is_worth_little():
+            return await self._performer.perform(duty, self.state)
+        work = asyncio.create_task(self._performer.perform(duty, self.state))
+        gone = asyncio.create_task(self._peer_gone.wait())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work}, timeout=HANGING_S)
+            if not work.done():
+                get_logger().warning("trainer_ended", reason="it waits for a peer that is gone")
+                self._performer.processes.kill_trainer()
+            return await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    def _trainer_is_worth_little(self) -> bool:
+        """It holds nothing that another does not: all but a core with unpublished weights."""
+        state = self.state
+        return not state.is_core or (state.batch is None and state.version == state.durable)
 
     def _patience(self, duty: ReportBroken) -> float:
         """Seconds left for an explanation, counted from when this broken world was noticed."""
@@ -108,7 +138,7 @@ class CellAgent:
         """What an earlier life of this agent ran has ended with it."""
         subject = subjects.registration(self.state.cell)
         await self._append(subject, online, job=subjects.CLUSTER)
-        if self.state.job is None or self.state.finished:
+        if self.state.job is None or self.state.finished or self.state.gone:
             return
         if self.state.engine_reported:
             await self._say_lost(ProcessLost(process="engine", error="its agent was restarted"))
@@ -176,4 +206,13 @@ class CellAgent:
 
     async def _pump(self, facts: AsyncIterator[Fact]) -> None:
         async for fact in facts:
+            if _is_a_peers_end(self.state, fact):
+                self._peer_gone.set()
             await self._incoming.put(fact)
+
+
+def _is_a_peers_end(state: CellState, fact: Fact) -> bool:
+    body = fact.body
+    if fact.job != state.job or not isinstance(body, sched.CellLost | cell_events.TrainerLost):
+        return False
+    return body.cell in state.world and body.cell != state.cell

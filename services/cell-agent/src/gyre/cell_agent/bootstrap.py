@@ -1,7 +1,9 @@
 """Puts a cell agent together.
 
-One loop: `CellAgent` consumes every fact, produces the facts of its own cell and its claims, waits
-for a fact or the end of a child process. Engine and trainer end with it.
+Two loops:
+- `CellAgent` consumes every fact, produces the facts of its own cell and its claims, waits for a
+  fact or the end of a child process. Engine and trainer end with it.
+- `heartbeat.beat` says every two seconds that the agent is alive.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime
 from gyre.cell_agent.agent import CellAgent
+from gyre.cell_agent.heartbeat import beat
 from gyre.cell_agent.performer import Performer
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
@@ -40,6 +43,7 @@ async def main(settings: CellAgentSettings, runtime: Runtime) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(agent.run(online, ready))
+            tasks.create_task(beat(settings.nats_url, cell=settings.cell, incarnation=incarnation))
             await ready.wait()
             runtime.ready()
     finally:

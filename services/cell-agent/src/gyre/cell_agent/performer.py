@@ -56,7 +56,7 @@ class Performer:
             case duties.StopJob():
                 return await self._stop_job(state)
             case duties.StartEngine():
-                await self.processes.start_engine(state.required_spec, duty.path, duty.version)
+                await self.processes.start_engine(state, duty.path, duty.version)
                 self.held.engine_version = duty.version
                 return []
             case duties.ReportRollout():
@@ -124,7 +124,7 @@ class Performer:
         await self._stepping.offload()
         if self.processes.engine is None:
             path = state.checkpoint.path if state.checkpoint else None
-            await self.processes.start_engine(state.required_spec, path, duty.version)
+            await self.processes.start_engine(state, path, duty.version)
         elif self.held.engine_paused:
             await serve_again(self.processes.live_engine.client, duty.checkpoint)
         elif duty.checkpoint is not None:

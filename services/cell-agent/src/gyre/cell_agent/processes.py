@@ -11,7 +11,8 @@ from gyre.cell_agent.engine.process import EngineProcess
 from gyre.cell_agent.reports import ProcessLost
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.trainer.client import TrainerProcess
-from gyre.contracts.job import JobSpec
+from gyre.contracts.job import EmulationSection
+from gyre.core.cell import CellState
 from gyre.core.routing import weight_version_name
 
 Which = Literal["engine", "trainer"]
@@ -44,24 +45,28 @@ class CellProcesses:
             raise ProcessLost(process="trainer", error="it is not running")
         return self.trainer
 
-    async def start_engine(self, spec: JobSpec, path: str | None, version: tuple[int, int]) -> None:
+    async def start_engine(
+        self, state: CellState, path: str | None, version: tuple[int, int]
+    ) -> None:
         """Raises EngineStartError."""
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         engine = self._new_engine()
         self.engine = engine
+        spec, emulated = state.required_spec, _emulation(state)
         await engine.start(
             model_path=path or spec.model.path,
             weight_version=weight_version_name(*version),
             context_tokens=spec.model.context_tokens,
-            max_running_requests=spec.cells.capacity,
+            max_running_requests=_capacity(state),
             seed=spec.seed + self._settings.cell,
+            decode_tokens_per_s=emulated.decode_tokens_per_s,
         )
         self._watches["engine"] = asyncio.create_task(self._watch_engine(engine))
 
-    async def start_trainer(self, spec: JobSpec) -> None:
+    async def start_trainer(self, state: CellState) -> None:
         """Raises TrainerCallError."""
         self.logs_dir.mkdir(parents=True, exist_ok=True)
-        trainer = self._new_trainer(spec)
+        trainer = self._new_trainer(state)
         self.trainer = trainer
         await trainer.start()
         self._watches["trainer"] = asyncio.create_task(self._watch_trainer(trainer))
@@ -73,13 +78,14 @@ class CellProcesses:
             threads=self._settings.engine_threads,
         )
 
-    def _new_trainer(self, spec: JobSpec) -> TrainerProcess:
+    def _new_trainer(self, state: CellState) -> TrainerProcess:
         return TrainerProcess(
             cell=self._settings.cell,
-            model_path=Path(spec.model.path),
+            model_path=Path(state.required_spec.model.path),
             log_path=self.logs_dir / f"trainer-{self._settings.cell}.log",
             threads=self._settings.trainer_threads,
             nice=self._settings.trainer_nice,
+            tokens_per_s=_emulation(state).training_tokens_per_s,
         )
 
     async def forget(self, which: Which) -> None:
@@ -95,6 +101,11 @@ class CellProcesses:
             trainer.kill()
             await trainer.wait()
         self.lost = deque(lost for lost in self.lost if lost.process != which)
+
+    def kill_trainer(self) -> None:
+        """SIGKILL; whoever waits for its answer is told that it is gone."""
+        if self.trainer is not None:
+            self.trainer.kill()
 
     async def stop(self) -> None:
         await self.forget("engine")
@@ -117,3 +128,13 @@ class CellProcesses:
         words = f"signal {-status}" if status < 0 else f"exit status {status}"
         self.lost.append(ProcessLost(process=which, error=f"ended with {words}"))
         self.something_lost.set()
+
+
+def _capacity(state: CellState) -> int:
+    """Executions that this cell serves at a time."""
+    cells = state.required_spec.cells
+    return cells.pool_capacity if state.in_pool else cells.capacities[state.place]
+
+
+def _emulation(state: CellState) -> EmulationSection:
+    return state.required_spec.cells.emulation(state.place) or EmulationSection()

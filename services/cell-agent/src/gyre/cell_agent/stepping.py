@@ -40,7 +40,7 @@ class Stepping:
 
     async def start_trainer(self, duty: duties.StartTrainer, state: CellState) -> list[Report]:
         spec = state.required_spec
-        await self._processes.start_trainer(spec)
+        await self._processes.start_trainer(state)
         trainer = self._processes.live_trainer
         await trainer.call(
             "configure",

@@ -21,7 +21,12 @@ from gyre.adapters.logging import get_logger
 from gyre.adapters.postgres import AlreadyProjected, DatabaseError, Projector
 from gyre.adapters.tables import evaluations, executions
 from gyre.contracts.events.executions import Started, Terminated
-from gyre.contracts.events.scheduling import Dispatched, ExecutionsCancelled
+from gyre.contracts.events.scheduling import (
+    Dispatched,
+    ExecutionsCancelled,
+    GroupDropped,
+    SurplusCancelled,
+)
 from gyre.contracts.events.scores import (
     Evaluated,
     EvaluationFailed,
@@ -101,7 +106,7 @@ def statements_of(fact: Fact) -> list[Executable]:
             ]
             queued = [row | {"job": job, "status": "queued"} for row in rows]
             return [insert(executions).values(queued).on_conflict_do_nothing()] if rows else []
-        case ExecutionsCancelled():
+        case ExecutionsCancelled() | SurplusCancelled() | GroupDropped():
             return [_of_execution(name, status="cancelled") for name in body.queued]
         case Started():
             return [_started(body, job, time)]

@@ -12,7 +12,13 @@ from pathlib import Path
 from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.executions import AttemptStarted, Started, Terminated
-from gyre.contracts.events.scheduling import Dispatched, ExecutionsCancelled, JobSubmitted
+from gyre.contracts.events.scheduling import (
+    Dispatched,
+    ExecutionsCancelled,
+    GroupDropped,
+    JobSubmitted,
+    SurplusCancelled,
+)
 from gyre.contracts.events.scores import (
     Evaluated,
     EvaluationFailed,
@@ -40,7 +46,7 @@ class Registry:
                 self.jobs[job] = body.spec
             case Dispatched() if body.kind == "heldout":
                 self._heldout_groups.update((job, plan.group) for plan in body.groups)
-            case ExecutionsCancelled():
+            case ExecutionsCancelled() | SurplusCancelled() | GroupDropped():
                 return tuple(self._cancel_queued(job, body.queued))
             case (
                 Started()

@@ -68,14 +68,21 @@ class ExecutionLoop:
         self, job: str, state: Execution, cancelled: asyncio.Event
     ) -> tuple[AttemptStarted | AttemptFailed | Terminated, ...]:
         num_attempts = self._registry.jobs[job].harness.num_attempts
+        key = (job, state.execution)
         if state.phase is Phase.RUNNING:
             end = await self._attempts.run(job, state, cancelled)
-            return conclude(state, end, num_attempts=num_attempts, now=self._clock.now())
+            return conclude(
+                state,
+                end,
+                num_attempts=num_attempts,
+                now=self._clock.now(),
+                cancelled_as=self._registry.ended_as(key),
+            )
         if state.phase is Phase.BETWEEN and state.attempt < num_attempts:
             await _pause(cancelled, self._retry_pause_s)
         now = self._clock.now()
         if cancelled.is_set():
-            return (terminated(state, "cancelled", ending=None, now=now),)
+            return (terminated(state, self._registry.ended_as(key), ending=None, now=now),)
         if state.attempt >= num_attempts:
             return (terminated(state, "infrastructure", ending=None, now=now),)
         return (self._attempt(job, state.execution, state.attempt + 1),)

@@ -14,12 +14,15 @@ from gyre.contracts.events.executions import (
     AttemptStarted,
     Started,
     Terminated,
+    TerminationReason,
 )
 from gyre.contracts.events.scheduling import (
     Dispatched,
     ExecutionsCancelled,
+    GroupDropped,
     JobFinished,
     JobSubmitted,
+    SurplusCancelled,
 )
 from gyre.contracts.job import JobSpec
 from gyre.core.execution import Execution, Phase, evolve
@@ -31,6 +34,7 @@ class Registry:
     """Fold of facts, O(1) an event. Keys are (job, execution).
 
     A cancellation is an event that a running execution waits for; it may come before the order.
+    ended_as: what `terminated` will say of the cancelled ones.
     """
 
     def __init__(self) -> None:
@@ -41,6 +45,7 @@ class Registry:
         self._unfinished: dict[Key, Execution] = {}
         self._claimed: set[Key] = set()
         self._cancellations: dict[Key, asyncio.Event] = {}
+        self._ended_as: dict[Key, TerminationReason] = {}
 
     def fold_history(self, fact: Fact) -> None:
         """A fact from before this process: the executions' own facts are folded too."""
@@ -67,9 +72,11 @@ class Registry:
                 for plan in body.groups:
                     self._is_heldout[job, plan.group] = body.kind == "heldout"
             case ExecutionsCancelled():
-                self._cancelled_in_queue.update((job, execution) for execution in body.queued)
-                for execution in body.running:
-                    self.cancellation((job, execution)).set()
+                self._cancel(job, body, "cancelled")
+            case SurplusCancelled():
+                self._cancel(job, body, "surplus")
+            case GroupDropped():
+                self._cancel(job, body, "dropped")
             case JobFinished():
                 self._finished_jobs.add(job)
                 for key, event in self._cancellations.items():
@@ -77,6 +84,21 @@ class Registry:
                         event.set()
             case _:
                 pass
+
+    def _cancel(
+        self,
+        job: str,
+        body: ExecutionsCancelled | SurplusCancelled | GroupDropped,
+        reason: TerminationReason,
+    ) -> None:
+        self._cancelled_in_queue.update((job, execution) for execution in body.queued)
+        for execution in body.running:
+            self._ended_as.setdefault((job, execution), reason)
+            self.cancellation((job, execution)).set()
+
+    def ended_as(self, key: Key) -> TerminationReason:
+        """Why a cancelled execution ends: the first reason that was given, else its job's end."""
+        return self._ended_as.get(key, "cancelled")
 
     def unfinished(self) -> list[tuple[str, Execution]]:
         """Executions that an earlier life of the runner started and did not end, with their job."""
@@ -119,3 +141,4 @@ class Registry:
         """Drops what a terminated execution needs no more; that it was claimed stays known."""
         self._unfinished.pop(key, None)
         self._cancellations.pop(key, None)
+        self._ended_as.pop(key, None)

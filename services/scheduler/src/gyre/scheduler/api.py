@@ -1,8 +1,7 @@
-"""The REST API. Reads the loop's state, writes only facts: job_submitted and cancel_requested."""
+"""The REST API. Reads the loop's state, writes only facts: job_submitted and what is requested."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,19 +12,27 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
-from gyre.adapters.eventlog.base import EventLogError, SequenceConflict, Stream
+from gyre.adapters.eventlog.base import EventLogError, Stream
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.codec import encode
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import JobList, JobView
+from gyre.scheduler.cells_api import answer_cells
 from gyre.scheduler.loop import SchedulerLoop
+from gyre.scheduler.requests import (
+    CANCEL,
+    DRAIN,
+    PAUSE,
+    RESUME,
+    JobRequest,
+    append_request,
+    folded,
+)
 from gyre.scheduler.sizes import check_sizes
 from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
 from gyre.scheduler.views import job_view
 
-# How long a submission or a cancellation may take to show in the state it returns.
-FOLD_DEADLINE_S = 10.0
 _OPEN_PATHS = frozenset({"/healthz"})
 
 
@@ -67,12 +74,8 @@ def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastA
             return _unknown(job)
         return JSONResponse(job_view(loop.state.jobs[job]).model_dump(mode="json"))
 
-    @app.post("/v1/jobs/{job}/cancel")
-    async def cancel(job: str) -> Response:
-        if job not in loop.state.jobs:
-            return _unknown(job)
-        await _cancel(loop, journal, job)
-        return JSONResponse(job_view(loop.state.jobs[job]).model_dump(mode="json"))
+    _answer_requests(app, loop, journal)
+    answer_cells(app, loop, journal)
 
     @app.get("/v1/jobs/{job}/events")
     async def events(job: str, request: Request, after: int = 0) -> Response:
@@ -84,6 +87,36 @@ def create_app(loop: SchedulerLoop, journal: Journal, token: SecretStr) -> FastA
         return StreamingResponse(stream, media_type="text/event-stream")
 
     return app
+
+
+def _answer_requests(app: FastAPI, loop: SchedulerLoop, journal: Journal) -> None:
+    """POST /v1/jobs/{job}/cancel, pause, resume, drain: each may be repeated. A job that has ended
+    can be cancelled, to no effect; the others want one that runs."""
+
+    async def answer(job: str, request: JobRequest) -> Response:
+        state = loop.state.jobs.get(job)
+        if state is None:
+            return _unknown(job)
+        if request.wants_running and state.status != "running":
+            return _error(409, "job", f"job {job} is not running, it is {job_view(state).status}")
+        await append_request(loop, journal, job, request)
+        return JSONResponse(job_view(loop.state.jobs[job]).model_dump(mode="json"))
+
+    @app.post("/v1/jobs/{job}/cancel")
+    async def cancel(job: str) -> Response:
+        return await answer(job, CANCEL)
+
+    @app.post("/v1/jobs/{job}/pause")
+    async def pause(job: str) -> Response:
+        return await answer(job, PAUSE)
+
+    @app.post("/v1/jobs/{job}/resume")
+    async def resume(job: str) -> Response:
+        return await answer(job, RESUME)
+
+    @app.post("/v1/jobs/{job}/drain")
+    async def drain(job: str) -> Response:
+        return await answer(job, DRAIN)
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -119,32 +152,8 @@ async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView
     sequence = await journal.append(
         subjects.sched(job), body, job=job, cause=("submit", job), causation="api", expected=0
     )
-    await _folded(loop, sequence)
+    await folded(loop, sequence)
     return job_view(loop.state.jobs[job])
-
-
-async def _cancel(loop: SchedulerLoop, journal: Journal, job: str) -> None:
-    """Append cancel_requested, again after a conflict with a decision, until it is in."""
-    subject = subjects.sched(job)
-    async with asyncio.timeout(FOLD_DEADLINE_S):
-        while not loop.state.jobs[job].finished and loop.state.jobs[job].cancel_requested is None:
-            try:
-                sequence = await journal.append(
-                    subject,
-                    sched.CancelRequested(reason="cancelled by the user"),
-                    job=job,
-                    cause=("cancel", job),
-                    causation="api",
-                    expected=await journal.last_sequence(subject),
-                )
-            except SequenceConflict:
-                continue
-            await _folded(loop, sequence)
-
-
-async def _folded(loop: SchedulerLoop, sequence: int) -> None:
-    async with asyncio.timeout(FOLD_DEADLINE_S), loop.folded:
-        await loop.folded.wait_for(lambda: loop.state.sequence >= sequence)
 
 
 async def _server_sent(journal: Journal, job: str, after: int) -> AsyncIterator[str]:

@@ -1,9 +1,10 @@
 """Puts the scheduler together.
 
-Two loops in one process:
+Three loops in one process:
 - `SchedulerLoop`: consumes every fact and time, produces decisions and start orders; waits for the
   next fact or the supply timer; is unblocked by its own appends coming back.
-- the REST API: consumes requests, produces job_submitted and cancel_requested.
+- `Heartbeats`: consumes the agents' signs of life; what it does not hear the first loop says.
+- the REST API: consumes requests, produces job_submitted and what users ask of jobs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime
+from gyre.adapters.snapshots import SnapshotStore
 from gyre.adapters.workqueue.jetstream import JetStreamWorkQueue
 from gyre.scheduler.api import create_app
+from gyre.scheduler.heartbeats import Heartbeats
 from gyre.scheduler.loop import SchedulerLoop
 from gyre.scheduler.settings import SchedulerSettings
+from gyre.scheduler.snapshots import Snapshots
 
 
 async def main(settings: SchedulerSettings, runtime: Runtime) -> None:
@@ -30,10 +34,14 @@ async def main(settings: SchedulerSettings, runtime: Runtime) -> None:
     log = JetStreamEventLog(settings.nats_url, name="scheduler")
     queue = JetStreamWorkQueue(settings.nats_url)
     journal = Journal(log, clock)
-    loop = SchedulerLoop(journal, queue, clock)
+    hearing = Heartbeats(settings.nats_url)
+    store = SnapshotStore(settings.snapshots_dir)
+    snapshots = Snapshots(store, log, every=settings.snapshot_every)
+    loop = SchedulerLoop(journal, queue, clock, hearing, snapshots)
     caught_up = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hearing.run())
             tasks.create_task(loop.run(caught_up))
             await caught_up.wait()
             server = _server(settings, loop, journal)

@@ -36,26 +36,26 @@ class OwedOrder:
 
 
 class OrderDesk:
-    """Folds orders and starts; mutated by `fold` and `due` only."""
+    """Folds orders and starts; mutated by `fold` and `due` only. owed: by execution, to read."""
 
-    def __init__(self) -> None:
-        self._owed: dict[str, OwedOrder] = {}
+    def __init__(self, owed: dict[str, OwedOrder] | None = None) -> None:
+        self.owed: dict[str, OwedOrder] = {} if owed is None else owed
 
     def fold(self, job: str, body: Body, time: float) -> None:
         match body:
             case sched.StartOrdered():
                 for order in body.orders:
-                    self._owed[order.execution] = OwedOrder(job=job, order=order, ordered_at=time)
+                    self.owed[order.execution] = OwedOrder(job=job, order=order, ordered_at=time)
             case run_events.Started() | run_events.Terminated():
-                self._owed.pop(body.execution, None)
+                self.owed.pop(body.execution, None)
             case sched.JobFinished():
-                self._owed = {k: owed for k, owed in self._owed.items() if owed.job != job}
+                self.owed = {k: owed for k, owed in self.owed.items() if owed.job != job}
             case _:
                 pass
 
     def due(self, jobs: Mapping[str, JobState], now: float) -> Iterable[OwedOrder]:
         """Orders never sent by this process, or not started by their deadline. Marks them sent."""
-        for owed in list(self._owed.values()):
+        for owed in list(self.owed.values()):
             deadline = jobs[owed.job].required_spec.schedule.start_deadline_s
             if owed.sent_at is None or now - owed.sent_at >= deadline:
                 owed.sent_at = now

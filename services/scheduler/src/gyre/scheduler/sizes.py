@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from gyre.adapters.eventlog.base import MAX_EVENT_BYTES
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
-from gyre.core.scheduling import transitions
+from gyre.core.scheduling.cadence import groups_due
 from gyre.core.scheduling.plans import heldout_groups, training_groups
+from gyre.core.scheduling.policies import policy_of
 from gyre.core.scheduling.state import JobState
 from gyre.scheduler.submission import InvalidJob
 
@@ -26,7 +27,7 @@ def check_sizes(job: str, submitted: sched.JobSubmitted) -> None:
         train_tasks=submitted.train_tasks,
         heldout_tasks=submitted.heldout_tasks,
     )
-    groups = training_groups(state, transitions.next_dispatch(state, first=True))
+    groups = training_groups(state, groups_due(state, policy_of(state).cadence))
     num_executions = sum(len(group.executions) for group in groups)
     _require_fits(
         _dispatched(groups),

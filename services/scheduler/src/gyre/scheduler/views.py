@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gyre.contracts.http import CellView, JobView
+from gyre.core.explain.waiting import waiting_for
 from gyre.core.scheduling import ledger
 from gyre.core.scheduling.state import JobState
 from gyre.core.staleness import mean_staleness
@@ -16,6 +17,8 @@ def job_view(job: JobState) -> JobView:
         status="queued" if job.status == "unknown" else job.status,
         reason=job.reason,
         phase=job.phase,
+        paused=job.paused,
+        draining=job.drain_requested is not None,
         num_steps_done=job.num_steps_done,
         num_steps=spec.schedule.num_steps,
         version=job.version,
@@ -29,7 +32,10 @@ def job_view(job: JobState) -> JobView:
         waterlevel=job.training.waterlevel,
         capacity=ledger.rollout_capacity(job) if job.cells else 0,
         num_ready_groups=job.num_ready_unclaimed,
-        mean_staleness=mean_staleness(job.groups.values()),
+        mean_staleness=job.settled_staleness
+        if job.settled
+        else mean_staleness(job.groups.values()),
+        waiting_for=starved.text() if (starved := waiting_for(job)) else None,
         cells=[
             CellView(cell=cell.cell, role=cell.role, num_executions=len(cell.executions))
             for cell in job.everyone

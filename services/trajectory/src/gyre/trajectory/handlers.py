@@ -25,7 +25,7 @@ from gyre.contracts.events.groups import (
     MicroStepEmitted,
     StreamClosed,
 )
-from gyre.contracts.events.scheduling import Dispatched, JobFinished
+from gyre.contracts.events.scheduling import Dispatched, GroupDropped, JobFinished
 from gyre.core.groups import Batch, Group, JobGroups, evolve, next_draw, next_ready
 from gyre.core.microstep import MicroStep
 from gyre.trajectory.inbox import Inbox, Incoming
@@ -105,7 +105,7 @@ class Trajectories:
             subjects.calls(name, execution)
             for name, job in self.jobs.items()
             for group in job.groups.groups.values()
-            if group.ready is None
+            if group.ready is None and not group.dropped
             for execution in group.executions
         ]
         for start in range(0, len(wanted), MOST_SUBJECTS):
@@ -145,7 +145,7 @@ class Trajectories:
 
     def _fold_call(self, job: Job, envelope: Envelope) -> None:
         execution = envelope.aggregate.rpartition(".")[2]
-        if execution not in job.groups.heldout:
+        if job.groups.trains(execution):
             self.trees.fold(execution, envelope.body)
 
     def _forget(self, job: Job, body: Body) -> None:
@@ -160,6 +160,8 @@ class Trajectories:
             case StreamClosed(groups=groups):
                 for group in groups:
                     self.trees.drop(job.groups.groups[group].executions)
+            case GroupDropped(group=group) if job.groups.groups[group].dropped:
+                self.trees.drop(job.groups.groups[group].executions)
             case Dispatched(kind="heldout", groups=plans):  # their calls may have come first
                 for plan in plans:
                     self.trees.drop(plan.executions)

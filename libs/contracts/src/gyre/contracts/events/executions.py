@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 from gyre.contracts.envelope import Body
 from gyre.contracts.registry import event
 
-TerminationReason = Literal["completed", "failed", "timeout", "cancelled", "infrastructure"]
+TerminationReason = Literal[
+    "completed", "failed", "timeout", "cancelled", "surplus", "dropped", "infrastructure"
+]
 
 
 @event
@@ -45,7 +47,8 @@ class AttemptFailed(Body):
 @event
 class Terminated(Body):
     """Final. completed: exit status 0; failed: another status; timeout: the harness's ceiling;
-    cancelled; infrastructure: no attempt got anywhere. f rises here."""
+    cancelled: with its job; surplus, dropped: by the scheduler's decision of that name;
+    infrastructure: no attempt got anywhere. f rises here."""
 
     TYPE: ClassVar[str] = "terminated"
     execution: str

@@ -10,18 +10,19 @@ from gyre.contracts.registry import event
 
 
 class ExecutionOutcome(Part):
-    """advantage: group-relative, 0 for an execution that is excluded or in a zero-weight group."""
+    """advantage: group-relative, 0 for an execution that is not in the baseline or in a zero-weight
+    group. surplus: one of the N' - N that were not kept, whatever became of it; no reward."""
 
     execution: str
-    disposition: Literal["valid", "excluded", "placeholder"]
+    disposition: Literal["valid", "excluded", "placeholder", "surplus"]
     reward: float | None
     advantage: float
 
 
 @event
 class GroupReady(Body):
-    """All executions have a final disposition. zero_weight: fewer than two valid rewards, or all
-    equal: it counts as one of B and trains nothing."""
+    """All N that are kept have a final disposition. zero_weight: fewer than two valid rewards, or
+    all equal: it counts as one of B and trains nothing."""
 
     TYPE: ClassVar[str] = "group_ready"
     group: str

@@ -25,7 +25,8 @@ class Duty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob(Duty):
-    """End engine and trainer, report the cell offline, be free for another job."""
+    """The job is over, or goes on without me: end engine and trainer, report the cell offline, be
+    free for another job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,7 @@ class FinishBatch(Duty):
 
 def next_duty(state: CellState, held: Holdings) -> Duty | None:
     """What to do now; None when the cell must wait for a fact."""
-    if state.job is None or (state.finished and state.role == "offline"):
+    if state.job is None or ((state.finished or state.gone) and state.role == "offline"):
         return None
     for rule in _RULES:
         duty = rule(state, held)
@@ -165,7 +166,7 @@ def next_duty(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _stop(state: CellState, held: Holdings) -> Duty | None:
-    return StopJob() if state.finished else None
+    return StopJob() if state.finished or state.gone else None
 
 
 def _start_trainer(state: CellState, held: Holdings) -> Duty | None:
@@ -211,7 +212,9 @@ def _form_world(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _save_checkpoint(state: CellState, held: Holdings) -> Duty | None:
-    if not (state.is_core and state.burst_over) or held.trainer_version != state.version:
+    if not (state.is_core and state.burst_over) or state.orphaned:
+        return None
+    if held.trainer_version != state.version:
         return None
     if state.checkpoint is not None and state.checkpoint.version == state.version:
         return None
@@ -241,7 +244,7 @@ def _load_weights(state: CellState, held: Holdings) -> Duty | None:
 def _publish(state: CellState, held: Holdings) -> Duty | None:
     """Every engine in rollout has confirmed the durable checkpoint."""
     saved = state.checkpoint
-    if not state.is_core or saved is None or saved.version != state.version:
+    if not state.is_core or state.orphaned or saved is None or saved.version != state.version:
         return None
     if state.published == saved.version or not state.burst_over:
         return None

@@ -1,4 +1,8 @@
-"""Fold one fact into a cell's state. Mutates and returns it; facts of other jobs change nothing."""
+"""Fold one fact into a cell's state. Mutates and returns it.
+
+A job that the cell has no part in is folded too, beside its own: O(1) an event, and a cell that
+joins it later knows its checkpoint, its world and its batch as if it had been there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.core.cell import membership
 from gyre.core.cell.state import CellState, Checkpoint, Exposure, OpenBatch
 
 
@@ -17,25 +22,34 @@ def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: B
     """Fold `body`, appended to `subject` of `job` at stream sequence `sequence`."""
     if isinstance(body, sched.JobSubmitted):
         state.specs[job] = body.spec
-    elif isinstance(body, sched.JobStarted) and state.cell in (*body.cells, *body.pool):
-        return CellState(
-            cell=state.cell,
-            specs=state.specs,
-            job=job,
-            spec=state.specs[job],
-            order=body.cells,
-            in_pool=state.cell in body.pool,
-            initial=(body.lineage, 0),
-            version=(body.lineage, 0),
-            published=(body.lineage, 0),
-        )
+    elif isinstance(body, sched.JobStarted):
+        started = membership.started(state, job, body)
+        if state.cell in started.members:
+            return membership.turn_to(started, state)
+        state.others[job] = started
+    elif isinstance(body, sched.CellJoined) and body.cell == state.cell and job != state.job:
+        state = membership.turn_to(state.others.pop(job), state)
+        membership.cell_joined(state, body)
     elif job == state.job:
+        _fold(state, sequence, subject, body)
+    elif job in state.others:
+        _fold(state.others[job], sequence, subject, body)
+        if state.others[job].finished:
+            del state.others[job]
+    return state
+
+
+def _fold(state: CellState, sequence: int, subject: str, body: Body) -> None:
+    """A cell that is not the job's says nothing that counts, but to itself."""
+    if isinstance(body, membership.SAID_BY_A_CELL) and body.cell not in state.members:
+        if body.cell == state.cell:
+            membership.said_outside(state, body)
+    else:
         handler = _HANDLERS.get(type(body))
         if handler is not None:
             handler(state, body)
-        if state.batch is not None and subject.endswith(f".batch.{state.batch.batch}.claims"):
-            state.batch.claims_sequence = sequence
-    return state
+    if state.batch is not None and subject.endswith(f".batch.{state.batch.batch}.claims"):
+        state.batch.claims_sequence = sequence
 
 
 def _job_finished(state: CellState, body: sched.JobFinished) -> None:
@@ -57,7 +71,9 @@ def _world_ready(state: CellState, body: cell_events.WorldReady) -> None:
 
 def _transition_started(state: CellState, body: sched.TransitionStarted) -> None:
     state.in_rollout.discard(body.cell)
-    if body.cell == state.cell and body.to == "training":
+    if body.to == "rollout":
+        membership.sent_back(state, body)
+    elif body.cell == state.cell:
         state.transition = True
 
 
@@ -103,6 +119,9 @@ def _epoch_fenced(state: CellState, body: sched.EpochFenced) -> None:
 
 
 def _step_completed(state: CellState, body: cell_events.StepCompleted) -> None:
+    """Of the open batch alone, as in the scheduler's own fold."""
+    if state.batch is None or state.batch.batch != body.batch:
+        return
     state.version = (body.lineage, body.version)
     state.batch = None
 
@@ -124,14 +143,18 @@ def _burst_ended(state: CellState, body: sched.BurstEnded) -> None:
 def _restored(state: CellState, body: sched.Restored) -> None:
     """The durable weights are the new lineage's first: the same tensors under another name."""
     restored = (body.lineage, body.version)
+    # A checkpoint that was durable and not yet published is published under the new name.
+    unpublished = state.burst_over and state.published < state.durable
     state.batch = None
-    state.version = state.published = state.restored = restored
+    state.orphaned = False
+    state.version = state.restored = restored
+    state.published = state.published if unpublished else restored
     if state.checkpoint is None:
         state.initial = restored
     else:
         state.checkpoint = replace(state.checkpoint, version=restored)
     state.exposure = None
-    state.burst_over = False
+    state.burst_over = unpublished
 
 
 def _role_changed(state: CellState, body: cell_events.RoleChanged) -> None:
@@ -167,7 +190,7 @@ def _trainer_lost(state: CellState, body: cell_events.TrainerLost) -> None:
     if body.cell == state.cell:
         state.trainer_reported = False
         state.left_epoch = state.epoch
-    if body.cell == state.order[0]:
+    if state.order[:1] == (body.cell,):
         state.exposure = None
 
 
@@ -187,6 +210,9 @@ def _weights_exposed(state: CellState, body: cell_events.WeightsExposed) -> None
 
 
 def _checkpoint_saved(state: CellState, body: cell_events.CheckpointSaved) -> None:
+    """Void from a core that only seemed lost, as in the scheduler's own fold."""
+    if state.orphaned or body.lineage != state.version[0]:
+        return
     state.checkpoint = Checkpoint(
         version=(body.lineage, body.version), path=body.path, checksum=body.checksum
     )
@@ -197,6 +223,8 @@ def _weights_loaded(state: CellState, body: cell_events.WeightsLoaded) -> None:
 
 
 def _weights_published(state: CellState, body: cell_events.WeightsPublished) -> None:
+    if state.orphaned or body.lineage != state.version[0]:
+        return
     state.published = (body.lineage, body.version)
 
 
@@ -210,6 +238,9 @@ _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
     sched.BurstStarted: _burst_started,
     sched.BurstEnded: _burst_ended,
     sched.Restored: _restored,
+    sched.CellLost: membership.cell_left,
+    sched.CellReleased: membership.cell_left,
+    sched.CellJoined: membership.cell_joined,
     group_events.MicroStepEmitted: _micro_step_emitted,
     cell_events.MicroStepClaimed: _micro_step_claimed,
     cell_events.BatchJoined: _batch_joined,

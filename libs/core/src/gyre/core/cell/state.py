@@ -64,6 +64,11 @@ class CellState:
 
     cell: my number in the cluster. order: the job's elastic cells, core first.
     in_pool: I am none of them: I only ever serve, and run no trainer.
+    place: my number among the cells that the job file describes, elastic cells first, then the
+    pool's; a cell that joined later takes the lowest that was left free.
+    members: all cells of the job. places: of the elastic ones. gone: the job lost or released me.
+    orphaned: what was trained since the last checkpoint is given up; `restored` says what follows.
+    others: running jobs that I have no part in, by id, so that I can join one in its middle.
     transition: a transition_started into training that my role_changed has not answered yet.
     leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
     trainers: cells whose trainer is up. ready: cells that wait to connect to the world.
@@ -79,6 +84,12 @@ class CellState:
     spec: JobSpec | None = None
     order: tuple[int, ...] = ()
     in_pool: bool = False
+    place: int = 0
+    members: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
+    gone: bool = False
+    orphaned: bool = False
+    others: dict[str, CellState] = field(default_factory=dict)
     finished: bool = False
     role: str = "none"
     engine_reported: bool = False
@@ -107,6 +118,11 @@ class CellState:
     @property
     def is_core(self) -> bool:
         return bool(self.order) and self.order[0] == self.cell
+
+    @property
+    def durable(self) -> Version:
+        """The newest version that a restart finds: the last checkpoint's, else the job's model."""
+        return self.checkpoint.version if self.checkpoint is not None else self.initial
 
     @property
     def required_spec(self) -> JobSpec:

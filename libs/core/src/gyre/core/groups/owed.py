@@ -5,19 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyre.contracts.events.groups import ExecutionOutcome, GroupReady
-from gyre.core.advantage import AdvantageKind, group_advantages
+from gyre.core.advantage import AdvantageKind, Outcome, group_advantages
+from gyre.core.groups.bound import leaves_room
 from gyre.core.groups.state import Batch, Group, JobGroups
+
+# What an execution comes to that was not kept.
+SURPLUS = Outcome(disposition="surplus", reward=None)
 
 
 def next_ready(state: JobGroups) -> GroupReady | None:
     """The `group_ready` of the first complete group that has none."""
     group = next(iter(state.complete.values()), None)
-    return None if group is None else group_ready(group, state.required_spec.objective.advantage)
+    if group is None:
+        return None
+    spec = state.required_spec
+    return group_ready(group, spec.objective.advantage, seed=spec.seed)
 
 
-def group_ready(group: Group, kind: AdvantageKind) -> GroupReady:
-    """The outcome of a complete group, executions in the order of their dispatch."""
-    outcomes = [group.scores[execution].outcome for execution in group.executions]
+def group_ready(group: Group, kind: AdvantageKind, *, seed: int) -> GroupReady:
+    """The outcome of a complete group, executions in the order of their dispatch. Of N' the N kept
+    make the baseline; the others are surplus, whatever became of them. seed: the job's."""
+    kept = group.kept(seed)
+    outcomes = [
+        group.scores[execution].outcome if execution in kept else SURPLUS
+        for execution in group.executions
+    ]
     weighed = group_advantages(outcomes, kind)
     return GroupReady(
         group=group.group,
@@ -40,11 +52,30 @@ def group_ready(group: Group, kind: AdvantageKind) -> GroupReady:
 
 
 def next_draw(state: JobGroups) -> Group | None:
-    """The group that packing draws now, the oldest ready one; None above the queue's low mark."""
+    """The group that packing draws now, the oldest ready one; None above the queue's low mark, and
+    while the bound on staleness keeps the batch's places for groups that are not ready."""
     batch = state.batch
     if batch is None or batch.closed or batch.all_drawn or batch.num_queued >= batch.low_mark:
         return None
-    return min(state.drawable.values(), key=_age, default=None)
+    schedule = state.required_spec.schedule
+    bound = schedule.max_staleness
+    if bound is None:
+        return min(state.drawable.values(), key=_age, default=None)
+    if schedule.on_stale == "drop":
+        # An older one is the scheduler's to drop.
+        fresh = (g for g in state.drawable.values() if batch.version - g.version <= bound)
+        return min(fresh, key=_age, default=None)
+    oldest = min(state.drawable.values(), key=_age, default=None)
+    if oldest is None or not leaves_room(
+        state.undrawn,
+        oldest.version,
+        version=batch.version,
+        bound=bound,
+        slots=batch.num_groups - len(batch.groups),
+        batch=batch.num_groups,
+    ):
+        return None
+    return oldest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

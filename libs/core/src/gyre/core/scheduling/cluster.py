@@ -1,20 +1,30 @@
 """All jobs and all cells: which job runs on which cells. Jobs start first come, first served.
 
-- A cell belongs to one job at a time, from `job_started` until it has said, after `job_finished`,
-  that it is offline: what it ran for that job has ended then.
+- A cell belongs to one job at a time, from `job_started` or `cell_joined` until it has said, after
+  `job_finished`, `cell_lost` or `cell_released`, that it is offline: what it ran for that job has
+  ended then. An agent that never says so keeps its cell out of use.
+- A running job that has lost an elastic cell takes a free one before a waiting job starts: it was
+  promised so many, and what it waits for delays all its executions.
+- A cell that was asked back is not taken again by that job, nor one it has lost `MAX_LOSSES` times.
 - A job that asks for more cells than are free waits, and the jobs behind it wait too.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.subjects import CLUSTER
+from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.evolve import evolve
 from gyre.core.scheduling.state import JobState
+from gyre.core.staleness import mean_staleness
+
+# A cell that a job has lost this often is broken in a way that its agent's return does not mend.
+MAX_LOSSES = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,24 +46,74 @@ def evolve_cluster(state: ClusterState, sequence: int, job: str, body: Body) -> 
     if isinstance(body, sched.JobSubmitted):
         state.jobs.setdefault(job, JobState(job=job))
     known = state.jobs.get(job)
-    if known is not None:
+    if known is None:
+        return state
+    if not known.settled or isinstance(body, cell_events.RoleChanged):
         evolve(known, sequence, body)
+    known.sequence = sequence
+    if known.finished and not known.settled and ledger.running(known) == 0:
+        _settle(known)
     return state
 
 
-def next_job_start(state: ClusterState, now: float) -> tuple[str, sched.JobStarted] | None:
-    """The job that may start now, with its cells: the lowest free ones, the first is the core, the
-    last are the pool."""
-    waiting = next((job for job in state.jobs.values() if job.status == "queued"), None)
-    if waiting is None:
-        return None
+def _settle(job: JobState) -> None:
+    """Nothing of the job runs any more: it keeps what its view shows, and its cells until they are
+    offline. Its groups and executions are in the log; here they would pile up from job to job."""
+    job.settled = True
+    job.settled_staleness = mean_staleness(job.groups.values())
+    job.executions, job.groups = {}, {}
+    job.queue, job.heldout_queue = deque(), deque()
+    job.unclaimed, job.surplus_due = {}, {}
+    job.train_tasks = job.heldout_tasks = ()
+
+
+def next_cell_join(
+    state: ClusterState, now: float, silent: frozenset[int] = frozenset()
+) -> tuple[str, sched.CellJoined] | None:
+    """The running job that is short of elastic cells, and the free cell that joins it, last in its
+    order. silent: cells whose agents have not been heard of."""
+    for job in state.jobs.values():
+        if not _short_of_cells(job):
+            continue
+        for cell in _free(state, silent):
+            before = job.cells.get(cell)
+            lost_often = before is not None and before.num_lost >= MAX_LOSSES
+            if cell not in job.released and not lost_often:
+                joined = sched.CellJoined(
+                    based_on=state.sequence, now=now, cell=cell, index=len(job.order)
+                )
+                return job.job, joined
+    return None
+
+
+def _short_of_cells(job: JobState) -> bool:
+    if job.status != "running" or job.cancel_requested is not None or not job.order:
+        return False
+    if len(job.order) >= job.required_spec.cells.count:
+        return False
+    return not transitions.steps_done(job)
+
+
+def _free(state: ClusterState, silent: frozenset[int]) -> list[int]:
+    """Online cells that no job holds, lowest first."""
     held = {
         cell.cell
         for job in state.jobs.values()
-        for cell in job.everyone
-        if not job.finished or cell.role != "offline"
+        for cell in job.cells.values()
+        if cell.role != "offline"
     }
-    free = sorted(cell for cell in state.online if cell not in held)
+    return sorted(cell for cell in state.online if cell not in held and cell not in silent)
+
+
+def next_job_start(
+    state: ClusterState, now: float, silent: frozenset[int] = frozenset()
+) -> tuple[str, sched.JobStarted] | None:
+    """The job that may start now, with its cells: the lowest free ones, the first is the core, the
+    last are the pool. silent: cells whose agents have not been heard of."""
+    waiting = next((job for job in state.jobs.values() if job.status == "queued"), None)
+    if waiting is None:
+        return None
+    free = _free(state, silent)
     cells = waiting.required_spec.cells
     if len(free) < cells.num_cells:
         return None

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gyre.contracts.envelope import Body, Decision
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.envelope import Body
 from gyre.core.scheduling import fold_cells, fold_executions, fold_training
 from gyre.core.scheduling.state import JobState
 
@@ -26,6 +25,9 @@ def evolve(state: JobState, sequence: int, body: Body) -> JobState:
     if handler is not None:
         handler(state, body)
     state.sequence = sequence
-    if isinstance(body, Decision | sched.JobSubmitted | sched.CancelRequested):
-        state.sched_sequence = sequence
     return state
+
+
+def changes_state(kind: type[Body]) -> bool:
+    """False for facts that move the sequence and nothing else."""
+    return kind in _HANDLERS

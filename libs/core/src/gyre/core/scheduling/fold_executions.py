@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
-from gyre.core.scheduling.state import Cell, Counters, Execution, Group, JobState, Queued
+from gyre.core.execution import ended_by_itself
+from gyre.core.scheduling.state import Cell, Counters, Execution, Group, JobState, Lengths, Queued
 
 
 def _job_submitted(state: JobState, body: sched.JobSubmitted) -> None:
@@ -23,17 +25,36 @@ def _cancel_requested(state: JobState, body: sched.CancelRequested) -> None:
     state.cancel_requested = body.reason
 
 
+def _pause_requested(state: JobState, body: sched.PauseRequested) -> None:
+    state.paused = True
+
+
+def _resume_requested(state: JobState, body: sched.ResumeRequested) -> None:
+    state.paused = False
+
+
+def _drain_requested(state: JobState, body: sched.DrainRequested) -> None:
+    state.drain_requested = body.reason
+
+
 def _job_started(state: JobState, body: sched.JobStarted) -> None:
     state.status = "running"
     state.lineage = body.lineage
-    state.order, state.pool = body.cells, body.pool
     cells = state.required_spec.cells
     capacities = (*cells.capacities, *(cells.pool_capacity,) * cells.pool_count)
     everyone = (*body.cells, *body.pool)
     state.cells = {
-        cell: Cell(index=index, cell=cell, capacity=capacity, pool=cell in body.pool)
+        cell: Cell(
+            index=index,
+            cell=cell,
+            capacity=capacity,
+            pool=cell in body.pool,
+            place=index,
+            since=body.now,
+        )
         for index, (cell, capacity) in enumerate(zip(everyone, capacities, strict=True))
     }
+    state.seat(body.cells, body.pool)
 
 
 def _world_formed(state: JobState, body: sched.WorldFormed) -> None:
@@ -54,20 +75,30 @@ def _job_finished(state: JobState, body: sched.JobFinished) -> None:
 
 
 def _dispatched(state: JobState, body: sched.Dispatched) -> None:
-    state.dispatch_due = False
     counters = _counters(state, body.kind)
+    queue = state.queue if body.kind == "training" else state.heldout_queue
+    if body.kind == "training":
+        state.num_replacements_due = 0
+    if body.kind == "heldout" and state.phase == "training":
+        state.measurement_due = False
+    else:
+        state.dispatch_due = False
     seed = state.required_spec.seed
     for plan in body.groups:
         counters.dispatched += len(plan.executions)
         if body.kind == "training":
             state.num_groups_dispatched += 1
             state.groups[plan.group] = Group(
-                group=plan.group, version=body.version, num_executions=len(plan.executions)
+                group=plan.group,
+                version=body.version,
+                task=plan.task,
+                executions=plan.executions,
             )
+            state.unclaimed.setdefault(body.version, {})[plan.group] = None
         for execution in plan.executions:
             number = len(state.executions)
             state.executions[execution] = Execution(group=plan.group, kind=body.kind)
-            state.queue.append(
+            queue.append(
                 Queued(
                     execution=execution,
                     group=plan.group,
@@ -79,10 +110,11 @@ def _dispatched(state: JobState, body: sched.Dispatched) -> None:
 
 def _start_ordered(state: JobState, body: sched.StartOrdered) -> None:
     for order in body.orders:
-        queued = state.queue.popleft()
+        execution = state.executions[order.execution]
+        queue = state.queue if execution.kind == "training" else state.heldout_queue
+        queued = queue.popleft()
         if queued.execution != order.execution:
             raise ValueError(f"start order for {order.execution}, queue's head {queued.execution}")
-        execution = state.executions[order.execution]
         execution.cell = order.cell
         state.cells[order.cell].executions[order.execution] = None
         _counters(state, execution.kind).ordered += 1
@@ -107,6 +139,29 @@ def _terminated(state: JobState, body: run_events.Terminated) -> None:
         counters.started += 1
     if execution.cell is not None:
         state.cells[execution.cell].executions.pop(body.execution, None)
+    if execution.kind == "training":
+        group = state.groups[execution.group]
+        by_itself = ended_by_itself(body.reason)
+        _count_end(state, group, by_itself=by_itself)
+        if by_itself:
+            state.lengths.setdefault(group.task, Lengths()).add(body.duration_s)
+            state.all_lengths.add(body.duration_s)
+
+
+def _count_end(state: JobState, group: Group, *, by_itself: bool) -> None:
+    """With the N-th of N' done the others are surplus, if any is unfinished."""
+    schedule = state.required_spec.schedule
+    group.num_ended += 1
+    group.num_done += by_itself
+    if group.num_ended == len(group.executions):
+        state.surplus_due.pop(group.group, None)
+    elif (
+        by_itself
+        and not group.dropped
+        and schedule.keep == "first_finished"
+        and group.num_done == schedule.executions_per_group
+    ):
+        state.surplus_due[group.group] = None
 
 
 def _scored(
@@ -121,16 +176,58 @@ def _scored(
 
 
 def _executions_cancelled(state: JobState, body: sched.ExecutionsCancelled) -> None:
-    state.cancelled_sent = True
+    """A cancellation ends a drain too; a drain's own comes before any cancellation."""
+    if state.cancel_requested is not None:
+        state.cancelled_sent = True
+    else:
+        state.drained_sent = True
     gone = set(body.queued)
-    state.queue = type(state.queue)(q for q in state.queue if q.execution not in gone)
+    state.queue = deque(q for q in state.queue if q.execution not in gone)
+    state.heldout_queue = deque(q for q in state.heldout_queue if q.execution not in gone)
     for name in body.queued:
-        execution = state.executions[name]
-        execution.started = execution.terminated = True
-        counters = _counters(state, execution.kind)
-        counters.ordered += 1
-        counters.started += 1
-        counters.terminated += 1
+        _never_starts(state, name)
+
+
+def _surplus_cancelled(state: JobState, body: sched.SurplusCancelled) -> None:
+    state.surplus_due.pop(body.group, None)
+    _leave_queue(state, body.queued)
+
+
+def _group_dropped(state: JobState, body: sched.GroupDropped) -> None:
+    """Void for a group that a batch has claimed: whoever comes first in the log has it."""
+    _leave_queue(state, body.queued)
+    group = state.groups[body.group]
+    if group.dropped or group.claimed_version is not None:
+        return
+    group.dropped = True
+    state.surplus_due.pop(body.group, None)
+    state.num_ready_unclaimed -= group.ready
+    state.num_groups_dropped += 1
+    state.num_replacements_due += 1
+    state.leave_buffer(group)
+
+
+def _leave_queue(state: JobState, names: tuple[str, ...]) -> None:
+    """Siblings stand side by side, and near the head when one of them has ended already."""
+    for name in names:
+        place = next(i for i, queued in enumerate(state.queue) if queued.execution == name)
+        del state.queue[place]
+        _never_starts(state, name)
+
+
+def _never_starts(state: JobState, name: str) -> None:
+    """Cancelled in the queue: p and f rise together."""
+    execution = state.executions[name]
+    execution.started = execution.terminated = True
+    counters = _counters(state, execution.kind)
+    counters.ordered += 1
+    counters.started += 1
+    counters.terminated += 1
+    if execution.kind == "training":
+        _count_end(state, state.groups[execution.group], by_itself=False)
+    else:
+        execution.scored = True
+        state.num_heldout_scored += 1
 
 
 def _counters(state: JobState, kind: str) -> Counters:
@@ -140,6 +237,9 @@ def _counters(state: JobState, kind: str) -> Counters:
 HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     sched.JobSubmitted: _job_submitted,
     sched.CancelRequested: _cancel_requested,
+    sched.PauseRequested: _pause_requested,
+    sched.ResumeRequested: _resume_requested,
+    sched.DrainRequested: _drain_requested,
     sched.JobStarted: _job_started,
     sched.WorldFormed: _world_formed,
     sched.PhaseStarted: _phase_started,
@@ -147,6 +247,8 @@ HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     sched.Dispatched: _dispatched,
     sched.StartOrdered: _start_ordered,
     sched.ExecutionsCancelled: _executions_cancelled,
+    sched.SurplusCancelled: _surplus_cancelled,
+    sched.GroupDropped: _group_dropped,
     run_events.Started: _started,
     run_events.Terminated: _terminated,
     score_events.Evaluated: _scored,

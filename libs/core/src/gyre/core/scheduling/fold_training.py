@@ -13,8 +13,9 @@ from gyre.core.scheduling.state import Batch, Burst, JobState
 
 
 def _group_ready(state: JobState, body: group_events.GroupReady) -> None:
+    """Void for a dropped group: it became ready behind the decision."""
     group = state.groups[body.group]
-    if not group.ready:
+    if not group.ready and not group.dropped:
         group.ready = True
         state.num_ready_unclaimed += 1
 
@@ -27,10 +28,13 @@ def _group_claimed(state: JobState, body: group_events.GroupClaimed) -> None:
     if batch.num_claimed_groups >= state.required_spec.schedule.groups_per_step:
         return
     group = state.groups[body.group]
+    if group.claimed_version is not None or group.dropped:
+        return
     group.batch = body.batch
     group.claimed_version = batch.version
     batch.num_claimed_groups += 1
     state.num_ready_unclaimed -= 1
+    state.leave_buffer(group)
 
 
 def _stream_closed(state: JobState, body: group_events.StreamClosed) -> None:
@@ -39,14 +43,22 @@ def _stream_closed(state: JobState, body: group_events.StreamClosed) -> None:
 
 
 def _micro_step_claimed(state: JobState, body: cell_events.MicroStepClaimed) -> None:
-    if state.batch is not None and state.batch.batch == body.batch:
+    """By a cell of the job: another's is void, and the micro-step is claimed anew."""
+    if state.batch is None or state.batch.batch != body.batch:
+        return
+    if state.present(body.cell) is not None:
         state.batch.owners[body.index] = (body.cell, body.epoch)
 
 
 def _batch_joined(state: JobState, body: cell_events.BatchJoined) -> None:
-    batch = state.batch
-    if batch is not None and batch.batch == body.batch and body.cell not in batch.dismissed:
-        batch.joined[body.cell] = None
+    batch, cell = state.batch, state.present(body.cell)
+    if batch is None or batch.batch != body.batch or body.cell in batch.dismissed or cell is None:
+        return
+    batch.joined[body.cell] = None
+    if cell.role == "to_rollout":
+        # It was sent back before it could know; nobody waits for it at the reduction.
+        batch.fence_due = (*batch.fence_due, body.cell)
+        state.world_stale = True
 
 
 def _epoch_fenced(state: JobState, body: sched.EpochFenced) -> None:
@@ -82,6 +94,9 @@ def _join_window_closed(state: JobState, body: sched.JoinWindowClosed) -> None:
 
 
 def _step_completed(state: JobState, body: cell_events.StepCompleted) -> None:
+    """Of the open batch alone: one that comes again, or behind `restored`, is void."""
+    if state.batch is None or state.batch.batch != body.batch:
+        return
     state.version = body.version
     state.num_steps_done += 1
     state.batch = None
@@ -94,20 +109,40 @@ def _burst_ended(state: JobState, body: sched.BurstEnded) -> None:
     if state.burst is None:
         raise ValueError("burst_ended without a burst")
     state.burst.ended = True
+    state.burst.since = state.core.since = body.now
     state.burst.core_stays = body.core_stays
     for cell in state.in_order:
         stays = body.core_stays if cell.index == 0 else cell.cell in body.staying_satellites
         if not stays and cell.role in ("training", "to_training"):
-            state.set_role(cell, "to_rollout")
+            state.set_role(cell, "to_rollout", body.now)
 
 
 def _weights_published(state: JobState, body: cell_events.WeightsPublished) -> None:
+    """Once a burst, and what the burst made: what comes again dispatches nothing."""
+    newest = (body.lineage, body.version) == (state.lineage, state.version)
+    if state.burst is None or not state.burst.ended or not newest or state.core_lost:
+        return
     state.published = body.version
     state.burst = None
     state.dispatch_due = True
+    state.num_publications += 1
+    state.measurement_due |= _measures(state)
+
+
+def _measures(state: JobState) -> bool:
+    """This publication is measured: its turn has come, and the measurement before it is over. The
+    last one is measured by a phase of its own."""
+    every = state.required_spec.evaluation.heldout_every
+    if every is None or not state.heldout_tasks or state.num_publications % every != 0:
+        return False
+    over = state.heldout.terminated == state.heldout.dispatched
+    return over and state.num_steps_done < state.required_spec.schedule.num_steps
 
 
 def _checkpoint_saved(state: JobState, body: cell_events.CheckpointSaved) -> None:
+    """By the core alone: a core that only seemed lost says it of a lineage that is over."""
+    if state.core_lost or body.lineage != state.lineage:
+        return
     state.durable_version = body.version
     state.num_restores = 0
     state.durable_path = body.path
@@ -116,14 +151,25 @@ def _checkpoint_saved(state: JobState, body: cell_events.CheckpointSaved) -> Non
 def _restored(state: JobState, body: sched.Restored) -> None:
     state.lineage = body.lineage
     state.version = state.num_steps_done = body.version
-    state.batch = state.burst = state.supply_since = None
+    state.batch = state.supply_since = None
+    if not (state.burst is not None and state.burst.ended and state.published < body.version):
+        state.burst = None
+    else:
+        # Its weights are durable, its publication is still to come.
+        state.burst.since = body.now
+    for cell in state.in_order:
+        if cell.role == "to_rollout":
+            cell.since = body.now
     state.core_lost = False
     state.num_restores += 1
+    # The burst's publication, which would have brought them, does not come.
+    state.dispatch_due |= state.num_replacements_due > 0
     # By the rule, not by the event's list: a claim may have come in after the decision.
     for group in state.groups.values():
         if group.claimed_version is not None and group.claimed_version >= body.version:
             group.batch = group.claimed_version = None
             state.num_ready_unclaimed += 1
+            state.unclaimed.setdefault(group.version, {})[group.group] = None
 
 
 HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {

@@ -11,6 +11,8 @@ out: free = 0. Cell 0 leaves with w = 8 <= 16 - 8: its executions move to cell 1
 
 from __future__ import annotations
 
+from itertools import chain, islice, repeat
+
 from gyre.contracts.events.scheduling import Move, StartOrder
 from gyre.core.scheduling.state import Cell, JobState, Queued
 
@@ -28,6 +30,16 @@ def pool_capacity(state: JobState) -> int:
     return sum(cell.capacity for cell in state.in_pool if cell.role != "lost")
 
 
+def reserved_capacity(state: JobState) -> int:
+    """Slots kept for held-out measurements while the job trains."""
+    return state.required_spec.evaluation.heldout_capacity
+
+
+def training_capacity(state: JobState) -> int:
+    """C_R less what is reserved: what training executions may fill, and w is held against."""
+    return rollout_capacity(state) - reserved_capacity(state)
+
+
 def running(state: JobState) -> int:
     """Slots held: ordered and not terminated, training and held-out together."""
     return (
@@ -42,14 +54,27 @@ def free_capacity(state: JobState) -> int:
     return rollout_capacity(state) - running(state)
 
 
+def startable(state: JobState) -> list[Queued]:
+    """The queues' heads for which there is room. A job that reserves capacity while it trains fills
+    the reserve with held-out executions and the rest with training ones; else all is for both."""
+    free = free_capacity(state)
+    if state.phase != "training" or reserved_capacity(state) == 0:
+        return [*islice(chain(state.heldout_queue, state.queue), max(0, free))]
+    measuring = state.heldout.ordered - state.heldout.terminated
+    training = state.training.ordered - state.training.terminated
+    reserve = min(reserved_capacity(state) - measuring, free)
+    heldout = [*islice(state.heldout_queue, max(0, reserve))]
+    room = min(training_capacity(state) - training, free - len(heldout))
+    return [*heldout, *islice(state.queue, max(0, room))]
+
+
 def start_orders(state: JobState) -> tuple[StartOrder, ...]:
     """What may start now: the queue's head, placed on the cells that will serve longest.
 
     The pool is filled first, then the cells with the highest index, so that the core, which leaves
     first, has least to move.
     """
-    room = min(len(state.queue), free_capacity(state), MAX_ORDERS)
-    if room <= 0:
+    if not state.queue and not state.heldout_queue:
         return ()
     slots = (cell.cell for cell in _longest_serving(state) for _ in range(cell.free_slots))
     return tuple(
@@ -60,7 +85,7 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
             cell=cell,
             seed=queued.seed,
         )
-        for queued, cell in zip(_head(state, room), slots, strict=False)
+        for queued, cell in zip(startable(state)[:MAX_ORDERS], slots, strict=False)
     )
 
 
@@ -69,20 +94,20 @@ def moves_off(state: JobState, leaving: Cell) -> tuple[Move, ...]:
     order (Serving law).
 
     Executions beyond the free slots stay with the last destination: a lost cell may leave more than
-    fits, and a call that waits in an engine's queue is better than one that fails.
+    fits, and a call that waits in an engine's queue is better than one that fails. Where no cell
+    serves they go to those that will first: their calls wait for its engine.
     """
+    if not leaving.executions:
+        return ()
     destinations = [cell for cell in _longest_serving(state) if cell.cell != leaving.cell]
+    destinations = destinations or _next_to_serve(state, leaving)
     if not destinations:
         return ()
-    slots = [cell.cell for cell in destinations for _ in range(cell.free_slots)]
-    overflow = destinations[-1].cell
+    free = (cell.cell for cell in destinations for _ in range(cell.free_slots))
+    slots = chain(free, repeat(destinations[-1].cell))
     return tuple(
-        Move(
-            execution=execution,
-            source=leaving.cell,
-            destination=slots[place] if place < len(slots) else overflow,
-        )
-        for place, execution in enumerate(leaving.executions)
+        Move(execution=execution, source=leaving.cell, destination=destination)
+        for execution, destination in zip(leaving.executions, slots, strict=False)
     )
 
 
@@ -90,5 +115,7 @@ def _longest_serving(state: JobState) -> list[Cell]:
     return [cell for cell in (*state.in_pool, *reversed(state.in_order)) if cell.serving]
 
 
-def _head(state: JobState, num: int) -> list[Queued]:
-    return [state.queue[place] for place in range(num)]
+def _next_to_serve(state: JobState, leaving: Cell) -> list[Cell]:
+    """Who boots or is on its way back, then who trains; the core comes last among either."""
+    others = [c for c in (*state.in_pool, *reversed(state.in_order)) if c.cell != leaving.cell]
+    return sorted(others, key=lambda cell: cell.role in ("to_training", "training"))

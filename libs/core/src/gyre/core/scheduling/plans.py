@@ -19,8 +19,10 @@ def training_groups(state: JobState, num: int) -> tuple[GroupPlan, ...]:
 
 
 def heldout_groups(state: JobState) -> tuple[GroupPlan, ...]:
-    """One execution a task, before the first dispatch (hb) and after the last publication (ha)."""
-    mark = "hb" if state.phase == "heldout_before" else "ha"
+    """One execution a task: before the first dispatch (hb), after a publication in between (hm with
+    its version), after the last one (ha)."""
+    marks = {"heldout_before": "hb", "heldout_after": "ha"}
+    mark = marks.get(state.phase, f"hm{state.lineage}v{state.published}-")
     return tuple(
         _plan(f"{state.job}-{mark}{number:04d}", task, 1)
         for number, task in enumerate(state.heldout_tasks)

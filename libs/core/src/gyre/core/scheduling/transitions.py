@@ -35,7 +35,7 @@ def threshold(state: JobState) -> int:
 
 
 def supplied(state: JobState) -> bool:
-    return supply(state) >= threshold(state)
+    return state.num_ready_unclaimed > 0 and supply(state) >= threshold(state)
 
 
 def trainable(state: JobState, cell: Cell) -> bool:
@@ -48,24 +48,28 @@ def in_one_world(state: JobState, members: tuple[int, ...]) -> bool:
     return all(state.cells[cell].in_world == state.epoch for cell in members)
 
 
-def next_dispatch(state: JobState, *, first: bool) -> int:
-    """Groups to dispatch: (phi + mu) B at first, mu B after a publication, cut at the job's end."""
-    schedule = state.required_spec.schedule
-    wanted = schedule.mu * schedule.groups_per_step + (schedule.extra_groups if first else 0)
-    total = schedule.num_steps * schedule.groups_per_step
-    return max(0, min(wanted, total - state.num_groups_dispatched))
+def num_unclaimed(state: JobState) -> int:
+    """Groups in flight: dispatched, neither drawn by a batch nor dropped."""
+    return sum(len(groups) for groups in state.unclaimed.values())
 
 
-def executions_due(state: JobState) -> int:
-    """mu N B, the executions that the next publication dispatches; N' under oversampling."""
-    return next_dispatch(state, first=False) * state.required_spec.schedule.group_size
+def short_of_groups(state: JobState) -> bool:
+    """Dropped groups leave too few in flight for another step."""
+    if state.num_groups_dropped == 0:
+        return False
+    return num_unclaimed(state) < state.required_spec.schedule.groups_per_step
 
 
-def burst_groups(state: JobState) -> int:
-    """mu B, the groups of the burst that begins next, cut at the job's end."""
-    schedule = state.required_spec.schedule
-    steps = min(schedule.mu, schedule.num_steps - state.num_steps_done)
-    return steps * schedule.groups_per_step
+def drained(state: JobState) -> bool:
+    """A drain was asked for and the burst that was under way, if any, is over and published."""
+    if state.drain_requested is None or state.core_lost:
+        return False
+    return state.burst is None and state.published == state.version
+
+
+def held_back(state: JobState) -> bool:
+    """No cell joins training: the job is paused, or it is drained and begins no further burst."""
+    return state.paused or (state.drain_requested is not None and state.burst is None)
 
 
 def window_closed(state: JobState) -> bool:

@@ -50,8 +50,10 @@ class EngineProcess:
         context_tokens: int,
         max_running_requests: int,
         seed: int,
+        decode_tokens_per_s: float | None = None,
     ) -> None:
-        """Return once it is healthy. Raises EngineStartError."""
+        """Return once it is healthy. decode_tokens_per_s: emulated speed of each request, None for
+        the machine's own. Raises EngineStartError."""
         port = _free_port(self._host)
         command = [
             sys.executable,
@@ -61,6 +63,8 @@ class EngineProcess:
             *("--max-running-requests", str(max_running_requests)),
             *("--random-seed", str(seed), "--threads", str(self._threads)),
         ]
+        if decode_tokens_per_s is not None:
+            command += ["--emulate-decode-tokens-per-s", str(decode_tokens_per_s)]
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command,

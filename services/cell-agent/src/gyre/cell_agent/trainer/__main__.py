@@ -9,6 +9,7 @@ Is unblocked by: a member's death (at once), the world's time-out, the control s
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import warnings
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--nice", type=int, default=0, help="added to this process's niceness")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
+    parser.add_argument(
+        "--emulate-tokens-per-s", type=_speed, help="hold micro-steps to this speed (emulation)"
+    )
     options = parser.parse_args(arguments)
 
     control = open_control(options.control)
@@ -41,12 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     start_cell_world()
     try:
-        commands = TrainerCommands(options.cell, options.model_path, getattr(torch, options.dtype))
+        commands = TrainerCommands(
+            options.cell,
+            options.model_path,
+            getattr(torch, options.dtype),
+            tokens_per_s=options.emulate_tokens_per_s,
+        )
     except TrainerError as error:
         sys.stderr.write(f"trainer of cell {options.cell}: {error}\n")
         return 2
     serve(control, commands)
     return 0
+
+
+def _speed(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
 
 
 if __name__ == "__main__":

@@ -56,14 +56,18 @@ class TrainerProcess:
         nice: int = 0,
         dtype: str = "float32",
         environment: Mapping[str, str] | None = None,
+        tokens_per_s: float | None = None,
     ) -> None:
-        """log_path: where its standard output and error go, appended; None: to this process's."""
+        """log_path: where its standard output and error go, appended; None: to this process's.
+        tokens_per_s: emulated training speed, None for the machine's own."""
         self._command = [
             sys.executable,
             *("-m", "gyre.cell_agent.trainer", "--cell", str(cell)),
             *("--model-path", str(model_path), "--threads", str(threads), "--dtype", dtype),
             *("--nice", str(nice)),
         ]
+        if tokens_per_s is not None:
+            self._command += ["--emulate-tokens-per-s", str(tokens_per_s)]
         self.model_path = model_path
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
         self._log_path = log_path

@@ -55,10 +55,20 @@ NAMES = (
 
 
 class TrainerCommands:
-    """One method per command. Arguments are checked against the method's annotations."""
+    """One method per command. Arguments are checked against the method's annotations.
 
-    def __init__(self, cell: int, model_path: Path, dtype: torch.dtype) -> None:
+    tokens_per_s: an emulated training speed, below the machine's; None for the machine's own.
+    """
+
+    def __init__(
+        self,
+        cell: int,
+        model_path: Path,
+        dtype: torch.dtype,
+        tokens_per_s: float | None = None,
+    ) -> None:
         self.cell = cell
+        self._tokens_per_s = tokens_per_s
         self.model_path = model_path
         self.trainer = MegatronTrainer(read_policy_config(model_path), dtype)
         self._source: TcpWeightSource | None = None
@@ -158,10 +168,15 @@ class TrainerCommands:
         return {"batch": batch, "version": version}
 
     def micro_step(self, *, path: Path, digest: str | None = None) -> Answer:
-        """path: an encoded micro-step. digest: its SHA-256, if it shall be verified."""
+        """path: an encoded micro-step. digest: its SHA-256, if it shall be verified.
+
+        Under an emulated speed it takes tokens / rate, a token being one of the packed rows'."""
         step = _read_micro_step(path, digest)
         started = time.perf_counter()
         report = self.trainer.micro_step(step)
+        if self._tokens_per_s is not None:
+            elapsed = time.perf_counter() - started
+            time.sleep(max(0.0, step.num_tokens / self._tokens_per_s - elapsed))
         failpoint(f"trainer_{self.cell}.mid_accumulation")
         return report.as_answer(time.perf_counter() - started)
 

@@ -7,12 +7,14 @@ from gyre.core.scheduling.policies.base import BurstEnd, Policy, whole_burst_rea
 from gyre.core.scheduling.policies.colocate import Colocate
 from gyre.core.scheduling.policies.elastic import Elastic
 from gyre.core.scheduling.policies.fixed import Fixed
+from gyre.core.scheduling.policies.levelled import LongestFirst
 from gyre.core.scheduling.state import JobState
 
 __all__ = ["POLICIES", "BurstEnd", "Policy", "policy_of", "whole_burst_ready"]
 
 POLICIES: dict[PolicyName, Policy] = {
     "gyre": Elastic(),
+    "gyre+": LongestFirst(),
     "async": Fixed(),
     "colocate": Colocate(),
 }

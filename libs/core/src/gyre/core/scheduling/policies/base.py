@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
+from gyre.core.scheduling.cadence import Cadence, burst_groups
 from gyre.core.scheduling.state import Cell, JobState
 
 
@@ -22,7 +24,10 @@ class BurstEnd:
 
 
 class Policy(Protocol):
-    """Pure; every answer is of the state alone."""
+    """Pure; every answer is of the state alone. cadence: the lengths of its bursts."""
+
+    @property
+    def cadence(self) -> Cadence: ...
 
     def next_cell(self, state: JobState) -> Cell | None:
         """The cell whose turn it is to join training, None when none may."""
@@ -43,6 +48,10 @@ class Policy(Protocol):
 
     def may_dispatch(self, state: JobState) -> bool:
         """Training groups may enter the queue."""
+        ...
+
+    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
+        """The groups of one dispatch in the order in which they shall start."""
         ...
 
     def at_burst_end(self, state: JobState) -> BurstEnd:
@@ -68,14 +77,14 @@ def turn(state: JobState, *, satellites_need_batch: bool) -> Cell | None:
     return None
 
 
-def begins(state: JobState) -> bool:
+def begins(state: JobState, cadence: Cadence) -> bool:
     """There are groups enough for the core: rho_min B of the next batch, or, without streaming, all
     mu B of the burst."""
     if state.required_spec.schedule.streaming:
         return transitions.supplied(state)
-    return whole_burst_ready(state)
+    return whole_burst_ready(state, cadence)
 
 
-def whole_burst_ready(state: JobState) -> bool:
-    due = transitions.burst_groups(state)
+def whole_burst_ready(state: JobState, cadence: Cadence) -> bool:
+    due = burst_groups(state, cadence)
     return 0 < due <= state.num_ready_unclaimed

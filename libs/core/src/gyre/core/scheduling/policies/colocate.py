@@ -5,35 +5,46 @@ Without a pool that is at waterlevel 0 (global), with one when the pool can hold
 
 from __future__ import annotations
 
+from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.ledger import pool_capacity
+from gyre.core.scheduling.cadence import Cadence, Even, executions_due
+from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
 from gyre.core.scheduling.policies.base import BurstEnd, begins, turn
 from gyre.core.scheduling.state import Cell, JobState
 
 
 class Colocate:
+    cadence: Cadence = Even()
+
     def next_cell(self, state: JobState) -> Cell | None:
         return turn(state, satellites_need_batch=False)
 
     def supplied(self, state: JobState, cell: Cell) -> bool:
         """The core's turn decides for all: the others follow."""
-        return begins(state) if cell.index == 0 else True
+        return begins(state, self.cadence) if cell.index == 0 else True
 
     def timer_s(self, state: JobState, cell: Cell) -> float:
         schedule = state.required_spec.schedule
         return schedule.tau_s if cell.index == 0 and schedule.streaming else 0.0
 
     def capacity_after(self, state: JobState, cell: Cell) -> int:
-        return pool_capacity(state)
+        return pool_capacity(state) - reserved_capacity(state)
 
     def may_dispatch(self, state: JobState) -> bool:
         return True
 
+    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
+        return groups
+
     def at_burst_end(self, state: JobState) -> BurstEnd:
         """Eq. (3) with all cells in the core's place: they stay if the pool holds everything."""
-        capacity = pool_capacity(state)
-        outstanding = state.training.waterlevel + transitions.executions_due(state)
-        stays = begins(state) and outstanding <= capacity and not transitions.steps_done(state)
+        capacity = pool_capacity(state) - reserved_capacity(state)
+        outstanding = state.training.waterlevel + executions_due(state, self.cadence)
+        stays = (
+            begins(state, self.cadence)
+            and outstanding <= capacity
+            and not transitions.steps_done(state)
+        )
         satellites = tuple(cell.cell for cell in state.in_order[1:] if cell.role == "training")
         return BurstEnd(
             core_stays=stays, staying_satellites=satellites if stays else (), capacity=capacity

@@ -5,13 +5,17 @@ work for them or not; the others serve."""
 
 from __future__ import annotations
 
+from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.ledger import pool_capacity
+from gyre.core.scheduling.cadence import Cadence, Even
+from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
 from gyre.core.scheduling.policies.base import BurstEnd, turn
 from gyre.core.scheduling.state import Cell, JobState
 
 
 class Fixed:
+    cadence: Cadence = Even()
+
     def next_cell(self, state: JobState) -> Cell | None:
         if transitions.steps_done(state):
             return None
@@ -35,6 +39,9 @@ class Fixed:
         fixed = state.in_order[: _num_fixed(state)]
         return all(cell.role == "training" for cell in fixed)
 
+    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
+        return groups
+
     def at_burst_end(self, state: JobState) -> BurstEnd:
         stays = not transitions.steps_done(state)
         satellites = tuple(cell.cell for cell in state.in_order[1 : _num_fixed(state)])
@@ -50,4 +57,5 @@ def _num_fixed(state: JobState) -> int:
 
 
 def _serving_capacity(state: JobState) -> int:
-    return pool_capacity(state) + sum(c.capacity for c in state.in_order[_num_fixed(state) :])
+    serving = pool_capacity(state) + sum(c.capacity for c in state.in_order[_num_fixed(state) :])
+    return serving - reserved_capacity(state)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import transitions
+from gyre.core.scheduling.cadence import executions_due, groups_due
 from gyre.core.scheduling.policies import policy_of, whole_burst_ready
 from gyre.core.scheduling.state import JobState
 
@@ -12,13 +15,14 @@ from gyre.core.scheduling.state import JobState
 def start_burst(state: JobState, now: float) -> Body | None:
     if state.burst is not None or state.phase != "training" or state.core.role != "training":
         return None
-    if state.core_lost:
+    if state.core_lost or state.paused or state.drain_requested is not None:
         return None
-    if state.dispatch_due and transitions.next_dispatch(state, first=False) > 0:
+    cadence = policy_of(state).cadence
+    if state.dispatch_due and groups_due(state, cadence) > 0:
         return None
-    schedule = state.required_spec.schedule
-    num_steps = min(schedule.mu, schedule.num_steps - state.num_steps_done)
-    if num_steps <= 0 or not (schedule.streaming or whole_burst_ready(state)):
+    streaming = state.required_spec.schedule.streaming
+    num_steps = cadence.steps(state, state.num_steps_done)
+    if num_steps <= 0 or not (streaming or whole_burst_ready(state, cadence)):
         return None
     return sched.BurstStarted(
         based_on=state.sequence,
@@ -33,7 +37,11 @@ def open_batch(state: JobState, now: float) -> Body | None:
     burst = state.burst
     if burst is None or burst.ended or state.batch is not None or state.core_lost:
         return None
-    if not burst.holds(state.num_steps_done) or not transitions.trainable(state, state.core):
+    if (
+        state.paused
+        or not burst.holds(state.num_steps_done)
+        or not transitions.trainable(state, state.core)
+    ):
         return None
     step = state.num_steps_done
     return sched.BatchOpened(
@@ -83,20 +91,26 @@ def _joined_prefix(state: JobState) -> tuple[int, ...]:
 
 
 def end_burst(state: JobState, now: float) -> Body | None:
+    """After its last step, or earlier when dropped groups leave too few for another one."""
     burst = state.burst
     if burst is None or burst.ended or state.batch is not None:
         return None
-    if burst.holds(state.num_steps_done):
+    if burst.holds(state.num_steps_done) and not transitions.short_of_groups(state):
         return None
     end = policy_of(state).at_burst_end(state)
+    # Who is wanted back goes back, and whoever trains behind it too: training cells are a prefix.
+    core_stays = end.core_stays and state.core.cell not in state.released
+    # Drained, the job begins no further burst.
+    core_stays = core_stays and state.drain_requested is None
+    satellites = takewhile(lambda cell: cell not in state.released, end.staying_satellites)
     return sched.BurstEnded(
         based_on=state.sequence,
         now=now,
         burst=burst.burst,
-        core_stays=end.core_stays,
+        core_stays=core_stays,
         waterlevel=state.training.waterlevel,
-        next_dispatch=transitions.executions_due(state),
+        next_dispatch=executions_due(state, policy_of(state).cadence),
         capacity_without_core=end.capacity,
         ready=transitions.supply(state),
-        staying_satellites=end.staying_satellites,
+        staying_satellites=tuple(satellites) if core_stays else (),
     )

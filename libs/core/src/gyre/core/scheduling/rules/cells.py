@@ -1,4 +1,4 @@
-"""Cells that die or come back: the core's restore, the trainers' worlds, fences."""
+"""Trainers that die or come back: the core's restore, the trainers' worlds, fences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def fence(state: JobState, now: float) -> Body | None:
     if batch is None or state.core_lost or not (batch.fence_due or batch.reopen_due):
         return None
     lost = tuple(dict.fromkeys(batch.fence_due))
-    first_gap = min((state.cells[cell].index for cell in lost), default=len(state.order))
+    # By the world's order: a cell that left the job is in the job's order no more.
+    rank = {cell: place for place, cell in enumerate(state.world)}
+    first_gap = min((rank[cell] for cell in lost if cell in rank), default=len(rank))
     above = tuple(
-        cell for cell in batch.joined if cell not in lost and state.cells[cell].index > first_gap
+        cell for cell in batch.joined if cell not in lost and rank.get(cell, 0) > first_gap
     )
     return sched.EpochFenced(
         batch=batch.batch,
@@ -53,18 +55,19 @@ def form_world(state: JobState, now: float) -> Body | None:
     The first world waits for all, a newcomer for the end of the batch and until the present world
     stands; inside a batch only a loss that stops it is mended.
     """
-    living = tuple(cell.cell for cell in state.in_order if cell.trainer_up)
     if state.core_lost or not state.core.trainer_up:
         return None
     if state.epoch == 0:
-        due = living == state.order
+        due = state.living == state.order
     elif state.batch is None:
-        stands = transitions.in_one_world(state, state.world)
-        due = state.world_stale or (living != state.world and stands)
+        changed = state.living != state.world
+        due = state.world_stale or (changed and transitions.in_one_world(state, state.world))
         due = due and state.num_steps_done < state.required_spec.schedule.num_steps
     else:
         cut_off = state.batch.fenced_epoch == state.epoch or state.core.in_world != state.epoch
         due = state.world_stale and cut_off
     if not due:
         return None
-    return sched.WorldFormed(based_on=state.sequence, now=now, epoch=state.epoch + 1, cells=living)
+    return sched.WorldFormed(
+        based_on=state.sequence, now=now, epoch=state.epoch + 1, cells=state.living
+    )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
-from gyre.core.scheduling import ledger
+from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.state import JobState
 
 NextPhase = Literal["heldout_before", "training", "heldout_after", "done"]
@@ -21,6 +21,8 @@ MAX_TRAINER_LOSSES = 8
 
 
 def fail(state: JobState, now: float) -> Body | None:
+    if state.num_losses == 0 and not state.core_lost:
+        return None
     for cell in state.everyone:
         if cell.num_boot_failures >= MAX_BOOT_FAILURES:
             what = "engine does not start"
@@ -44,51 +46,98 @@ def cancel(state: JobState, now: float) -> Body | None:
     if state.cancel_requested is None:
         return None
     if not state.cancelled_sent:
-        return sched.ExecutionsCancelled(
-            based_on=state.sequence,
-            now=now,
-            queued=tuple(queued.execution for queued in state.queue),
-            running=tuple(name for cell in state.everyone for name in cell.executions),
-            reason=state.cancel_requested,
-        )
+        return _cancel_everything(state, now, state.cancel_requested)
     if ledger.running(state) == 0:
         return _finish(state, now, "cancelled", state.cancel_requested)
     return None
 
 
+def drain(state: JobState, now: float) -> Body | None:
+    """The burst that a drain waited for is published: what is queued or running is cancelled, cells
+    that stayed in training go back. When all have ended the phase changes."""
+    if state.phase != "training" or not transitions.drained(state):
+        return None
+    if not state.drained_sent and state.training.waterlevel > 0:
+        return _cancel_everything(state, now, state.drain_requested or "")
+    cell = next((cell for cell in state.in_order if cell.role == "training"), None)
+    if cell is None:
+        return None
+    return sched.TransitionStarted(
+        based_on=state.sequence,
+        now=now,
+        cell=cell.cell,
+        to="rollout",
+        waterlevel=state.training.waterlevel,
+        capacity_after=ledger.rollout_capacity(state) + cell.capacity,
+    )
+
+
+def _cancel_everything(state: JobState, now: float, reason: str) -> Body:
+    return sched.ExecutionsCancelled(
+        based_on=state.sequence,
+        now=now,
+        queued=tuple(queued.execution for queued in (*state.queue, *state.heldout_queue)),
+        running=tuple(name for cell in state.everyone for name in cell.executions),
+        reason=reason,
+    )
+
+
 def change_phase(state: JobState, now: float) -> Body | None:
     start = _next_phase(state)
     if start == "done":
-        return _finish(state, now, "succeeded", "all steps done")
+        done = transitions.steps_done(state)
+        reason = "all steps done" if done else f"drained after step {state.num_steps_done}"
+        return _finish(state, now, "succeeded", reason)
     if start is None:
         return None
     return sched.PhaseStarted(based_on=state.sequence, now=now, phase=start)
 
 
 def _next_phase(state: JobState) -> NextPhase | None:
-    heldout = bool(state.heldout_tasks)
-    all_serving = all(cell.serving for cell in state.everyone if cell.role != "lost")
+    """A job drained before its first dispatch ends without a second measurement: the weights are
+    those of the first one, which goes on to its end."""
+    heldout, draining = bool(state.heldout_tasks), state.drain_requested is not None
     match state.phase:
         case "booting":
-            if all_serving and state.epoch > 0:
+            if draining:
+                return "done"
+            if state.epoch > 0 and _all_serving(state):
                 return "heldout_before" if heldout else "training"
         case "heldout_before":
-            if _heldout_done(state, 1):
+            if draining:
+                return "done" if _heldout_scored(state) else None
+            if _heldout_done(state):
                 return "training"
         case "training":
-            done = state.num_steps_done >= state.required_spec.schedule.num_steps
-            if done and state.published == state.version and state.burst is None and all_serving:
+            if _training_over(state) and _heldout_done(state) and _all_serving(state):
                 return "heldout_after" if heldout else "done"
         case "heldout_after":
-            # Scoring overlaps training, but the job is over only when every score is in.
-            if _heldout_done(state, 2) and state.num_heldout_scored == state.heldout.dispatched:
+            if _heldout_scored(state):
                 return "done"
     return None
 
 
-def _heldout_done(state: JobState, rounds: int) -> bool:
-    total = rounds * len(state.heldout_tasks)
-    return state.heldout.dispatched == total and state.heldout.terminated == total
+def _training_over(state: JobState) -> bool:
+    """Nothing of it runs any more either: surplus and cancelled executions hold their slots until
+    they have terminated."""
+    published = state.published == state.version and state.burst is None
+    over = transitions.steps_done(state) or transitions.drained(state)
+    return over and published and state.training.waterlevel == 0
+
+
+def _all_serving(state: JobState) -> bool:
+    return all(cell.serving for cell in state.everyone if cell.role != "lost")
+
+
+def _heldout_done(state: JobState) -> bool:
+    """Every measurement that was begun has ended, and the phase's own was begun."""
+    measuring = state.phase != "training" and state.dispatch_due
+    return not measuring and state.heldout.terminated == state.heldout.dispatched
+
+
+def _heldout_scored(state: JobState) -> bool:
+    """Scoring overlaps training, but the job is over only when every score is in."""
+    return _heldout_done(state) and state.num_heldout_scored == state.heldout.dispatched
 
 
 def _finish(state: JobState, now: float, status: Ending, reason: str) -> Body:

@@ -15,6 +15,7 @@ def supply_timer(state: JobState, now: float) -> Body | None:
     cell = policy.next_cell(state)
     running = state.supply_since is not None
     wanted = cell is not None and policy.supplied(state, cell)
+    wanted = wanted and not transitions.held_back(state)
     if running == wanted:
         return None
     event = sched.SupplyTimerStarted if wanted else sched.SupplyTimerStopped
@@ -28,9 +29,11 @@ def supply_timer(state: JobState, now: float) -> Body | None:
 
 def transition(state: JobState, now: float) -> Body | None:
     """The timer has run out and the waterlevel allows it."""
+    if state.supply_since is None or transitions.held_back(state):
+        return None
     policy = policy_of(state)
     cell = policy.next_cell(state)
-    if cell is None or state.supply_since is None:
+    if cell is None:
         return None
     if now < state.supply_since + policy.timer_s(state, cell):
         return None

@@ -24,6 +24,7 @@ from gyre.cell_agent.engine.local.engine import LocalEngine
 from gyre.cell_agent.engine.local.errors import LocalEngineError
 from gyre.cell_agent.engine.local.model import Qwen3
 from gyre.cell_agent.engine.local.options import EngineOptions, parse_options
+from gyre.cell_agent.engine.local.pace import Pace
 from gyre.cell_agent.engine.local.runner import Capacity, ModelRunner
 from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
@@ -64,12 +65,14 @@ def build_scheduler(options: EngineOptions, config: ModelConfig, codec: TextCode
         context_length=options.context_length,
         cache_tokens=options.max_total_tokens,
     )
+    speed = options.emulate_decode_tokens_per_s
     return Scheduler(
         runner=ModelRunner(model, capacity),
         codec=codec,
         weight_version=options.weight_version,
         clock=time.perf_counter,
         rng=random.Random(options.random_seed),
+        pace=None if speed is None else Pace(speed),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Settings of one engine process; sizes in tokens and requests."""
+    """Settings of one engine process; sizes in tokens and requests.
+
+    emulate_decode_tokens_per_s: of each running request; None: as fast as the machine goes.
+    """
 
     model_path: Path
     host: str
@@ -23,6 +27,7 @@ class EngineOptions:
     threads: int
     incremental_streaming_output: bool
     log_level: str
+    emulate_decode_tokens_per_s: float | None
 
 
 def parse_options(arguments: Sequence[str]) -> EngineOptions:
@@ -47,11 +52,23 @@ def parse_options(arguments: Sequence[str]) -> EngineOptions:
     parser.add_argument("--threads", type=_positive, default=1, help="torch threads")
     parser.add_argument("--incremental-streaming-output", action="store_true")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument(
+        "--emulate-decode-tokens-per-s",
+        type=_positive_float,
+        help="hold each running request to this speed (emulation)",
+    )
     return EngineOptions(**vars(parser.parse_args(arguments)))
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value

@@ -46,7 +46,10 @@ Ranked = list[tuple[float, int]]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request: what was asked, and everything produced so far."""
+    """One request: what was asked, and everything produced so far.
+
+    due_tick: under an emulated speed, the tick of its next token (`pace.Pace`).
+    """
 
     rid: str
     prompt: Sequence[int]
@@ -64,6 +67,7 @@ class Request:
     version_starts: list[tuple[str, int]] = field(default_factory=list)
     cached_tokens: int = 0
     num_retractions: int = 0
+    due_tick: int = 0
     started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None

@@ -1,8 +1,8 @@
 """The engine's loop body: admit, decode, sample, finish; and every command between steps.
 
 Owned by the model thread. A step is: prefill what fits (a prefill also samples the request's
-first token), then one decode of all running requests. Commands run between steps, so each
-token belongs to exactly one weight version.
+first token), then one decode of all running requests, or, under an emulated speed, of those whose
+next token is due. Commands run between steps, so each token belongs to exactly one weight version.
 
     waiting --prefill--> running --finish--> done
        ^                    |
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError
+from gyre.cell_agent.engine.local.pace import Pace
 from gyre.cell_agent.engine.local.request import (
     ABORTED_RUNNING,
     ABORTED_WAITING,
@@ -46,7 +47,8 @@ NEVER = float("-inf")
 class Scheduler:
     """Queues, pause state and weights version around a `ModelRunner`.
 
-    `clock` gives seconds (any origin, monotonic); `rng` the draws of unseeded requests.
+    `clock` gives seconds (any origin, monotonic); `rng` the draws of unseeded requests; `pace` an
+    emulated speed, None for the machine's own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Scheduler:
         weight_version: str,
         clock: Callable[[], float],
         rng: random.Random,
+        pace: Pace | None = None,
     ) -> None:
         self.runner = runner
         self.weight_version = weight_version
@@ -66,6 +69,7 @@ class Scheduler:
         self._codec = codec
         self._clock = clock
         self._rng = rng
+        self._pace = pace
         self._news: dict[int, Request] = {}
         self._batch: SamplingBatch | None = None
 
@@ -78,6 +82,18 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return not self.paused and bool(self.waiting or self.running)
+
+    def work_in_s(self) -> float | None:
+        """How long until a step would do something: 0 now, None when nothing is to be done."""
+        if not self.has_work:
+            return None
+        if self._pace is None or self._admissible:
+            return 0.0
+        return max(0.0, self._pace.next_due_s(self.running) - self._clock())
+
+    @property
+    def _admissible(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.runner.capacity.num_slots
 
     def take_news(self) -> list[Request]:
         """Requests that got a token or ended since the last call."""
@@ -95,10 +111,11 @@ class Scheduler:
         """One round; does nothing while paused."""
         if self.paused:
             return
-        while self.waiting and len(self.running) < self.runner.capacity.num_slots:
+        while self._admissible:
             self._admit(self.waiting.popleft())
-        if self.running:
-            self._decode()
+        due = self.running if self._pace is None else self._pace.due(self.running, self._clock())
+        if due:
+            self._decode(list(due))
 
     def abort(self, rid: str, *, all_requests: bool = False) -> None:
         """End every request whose rid starts with `rid` (or all), keeping what it produced."""
@@ -132,6 +149,8 @@ class Scheduler:
     def resume(self) -> None:
         """Step again."""
         self.paused = False
+        if self._pace is not None:
+            self._pace.hold(self.running, self._clock())
 
     def flush(self) -> bool:
         """Drop cached prefixes; refused (False) while requests run, or wait unpaused."""
@@ -179,13 +198,21 @@ class Scheduler:
             return
         batch = build_batch([request.asked.sampling], logits.shape[-1])
         self._sample([request], logits[-1:], batch)
+        if self._pace is not None:
+            self._pace.begin(request, self._clock())
 
-    def _decode(self) -> None:
+    def _decode(self, due: list[Request]) -> None:
+        """All slots are computed, since a batch is a view of them; who is not due computes the same
+        row again later, and nothing of it shows."""
         logits = self.runner.decode()
-        requests = list(self.running)
-        if self._batch is None:
-            self._batch = build_batch([r.asked.sampling for r in requests], logits.shape[-1])
-        self._sample(requests, logits, self._batch)
+        if len(due) < len(self.running):
+            logits = logits[[self.running.index(request) for request in due]]
+            batch = build_batch([r.asked.sampling for r in due], logits.shape[-1])
+        else:
+            if self._batch is None:
+                self._batch = build_batch([r.asked.sampling for r in due], logits.shape[-1])
+            batch = self._batch
+        self._sample(due, logits, batch)
 
     def _sample(self, requests: list[Request], logits: Tensor, batch: SamplingBatch) -> None:
         """Choose and record one token for each request; logits [n, V]."""

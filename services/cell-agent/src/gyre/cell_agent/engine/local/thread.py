@@ -6,7 +6,7 @@
       progress(requests) <-----------  step: requests that got a token or ended
 
 The thread sleeps on a condition while there is neither a command nor work, so an idle engine
-costs no CPU.
+costs no CPU; under an emulated speed it sleeps until the next token is due, or a command comes.
 """
 
 from __future__ import annotations
@@ -108,8 +108,11 @@ class EngineThread:
     def _wait_for_work(self) -> bool:
         """Block until there is something to do; False when asked to stop."""
         with self._wake:
-            while not (self._stopping or self._mailbox or self._scheduler.has_work):
-                self._wake.wait()
+            while not (self._stopping or self._mailbox):
+                delay_s = self._scheduler.work_in_s()
+                if delay_s == 0.0:
+                    break
+                self._wake.wait(delay_s)
             return not self._stopping
 
 

@@ -1,0 +1,66 @@
+"""What was started and not trained: surplus executions and dropped groups, by their length.
+
+Both favour what is short: `keep: first_finished` keeps the N of N' that end first, `on_stale: drop`
+drops what takes long. The figures say by how much: mean seconds an execution took, from `started`
+to `terminated`, all attempts together. One that was ended counts what it had taken by then, so its
+class is longer in truth than it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gyre.contracts.envelope import Body
+from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import groups as group_events
+from gyre.contracts.events import scheduling as sched
+
+
+@dataclass(slots=True)
+class Selection:
+    """Fold of one job's training groups. Mutated by `fold` alone; an event is O(its own size)."""
+
+    _duration_s: dict[str, float] = field(default_factory=dict)
+    _dispatched: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _ready: dict[str, group_events.GroupReady] = field(default_factory=dict)
+    _claimed: dict[str, None] = field(default_factory=dict)
+    _dropped: dict[str, None] = field(default_factory=dict)
+
+    def fold(self, body: Body) -> None:
+        match body:
+            case sched.Dispatched(kind="training"):
+                self._dispatched.update({plan.group: plan.executions for plan in body.groups})
+            case run_events.Terminated():
+                self._duration_s[body.execution] = body.duration_s
+            case group_events.GroupReady():
+                self._ready[body.group] = body
+            case group_events.GroupClaimed():
+                self._claimed[body.group] = None
+            case sched.GroupDropped():
+                self._dropped[body.group] = None
+            case _:
+                pass
+
+    def summary(self) -> dict[str, int | float | None]:
+        """Of the groups that a step has drawn: num_surplus, executions beyond the N kept, of which
+        one that never started is in no mean; started_duration_s, kept and surplus together. Means
+        in seconds, None of nothing."""
+        kept: list[str] = []
+        surplus: list[str] = []
+        for group in self._claimed:
+            for one in self._ready[group].outcomes if group in self._ready else ():
+                (surplus if one.disposition == "surplus" else kept).append(one.execution)
+        dropped = [name for group in self._dropped for name in self._dispatched.get(group, ())]
+        return {
+            "num_surplus": len(surplus),
+            "kept_duration_s": self._mean(kept),
+            "surplus_duration_s": self._mean(surplus),
+            "started_duration_s": self._mean((*kept, *surplus)),
+            "num_groups_dropped": len(self._dropped),
+            "dropped_duration_s": self._mean(dropped),
+        }
+
+    def _mean(self, executions: Iterable[str]) -> float | None:
+        known = [self._duration_s[name] for name in executions if name in self._duration_s]
+        return sum(known) / len(known) if known else None
