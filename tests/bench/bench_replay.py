@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from gyre.adapters.collection import no_collection
 from gyre.adapters.eventlog.base import EventLog, Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
@@ -97,16 +98,18 @@ async def replay_raw(log: EventLog) -> int:
 
 
 async def replay_fold(log: EventLog, reader: Callable[[bytes], Envelope]) -> int:
-    """Decodes and folds every fact into its job's state, as the scheduler does at its start."""
+    """Decodes and folds every fact into its job's state, as the scheduler does at its start, where
+    it holds off the cycle collector."""
     states: dict[str, JobState] = {}
     count = 0
-    async for recorded in log.read(Stream.FACTS):
-        envelope = reader(recorded.data)
-        state = states.get(envelope.job)
-        if state is None:
-            state = states[envelope.job] = JobState(job=envelope.job)
-        evolve(state, recorded.sequence, envelope.body)
-        count += 1
+    with no_collection():
+        async for recorded in log.read(Stream.FACTS):
+            envelope = reader(recorded.data)
+            state = states.get(envelope.job)
+            if state is None:
+                state = states[envelope.job] = JobState(job=envelope.job)
+            evolve(state, recorded.sequence, envelope.body)
+            count += 1
     return count
 
 

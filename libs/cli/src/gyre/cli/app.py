@@ -8,7 +8,19 @@ import typer
 
 from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.logging import configure_logging
-from gyre.cli import bench_commands, demo_command, job_commands, run_commands, stack_commands
+from gyre.cli import (
+    archive_commands,
+    bench_commands,
+    cells_commands,
+    demo_command,
+    explain_commands,
+    job_commands,
+    plan_command,
+    run_commands,
+    simulate_commands,
+    stack_commands,
+    whatif_command,
+)
 from gyre.cli.errors import CommandError
 from gyre.embedded.errors import EmbeddedError
 
@@ -20,8 +32,14 @@ app = typer.Typer(
 )
 stack_commands.register(app)
 app.add_typer(job_commands.app, name="job")
+app.add_typer(cells_commands.app, name="cells")
 run_commands.register(app)
+explain_commands.register(app)
+archive_commands.register(app)
 bench_commands.register(app)
+simulate_commands.register(app)
+whatif_command.register(app)
+plan_command.register(app)
 demo_command.register(app)
 
 

@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from gyre.cli.errors import CommandError
-from gyre.contracts.http import JobList, JobView
+from gyre.contracts.http import ClusterCellList, ClusterCellView, JobList, JobView
 from gyre.embedded.control import attach
 
 TIMEOUT_S = 30.0
@@ -51,6 +51,21 @@ class ApiClient:
 
     def cancel(self, job: str) -> JobView:
         return self._call(JobView, "POST", f"/v1/jobs/{job}/cancel")
+
+    def pause(self, job: str) -> JobView:
+        return self._call(JobView, "POST", f"/v1/jobs/{job}/pause")
+
+    def resume(self, job: str) -> JobView:
+        return self._call(JobView, "POST", f"/v1/jobs/{job}/resume")
+
+    def drain(self, job: str) -> JobView:
+        return self._call(JobView, "POST", f"/v1/jobs/{job}/drain")
+
+    def cells(self) -> list[ClusterCellView]:
+        return self._call(ClusterCellList, "GET", "/v1/cells").cells
+
+    def release(self, job: str, cell: int) -> ClusterCellView:
+        return self._call(ClusterCellView, "POST", f"/v1/jobs/{job}/cells/{cell}/release")
 
     def events(self, job: str, after: int = 0) -> Iterator[str]:
         """The job's facts as JSON lines, until it finishes."""

@@ -17,6 +17,7 @@ from gyre.cli.errors import CommandError
 from gyre.cli.job_commands import wait_for
 from gyre.cli.jobfile import load_job_file
 from gyre.cli.options import DEFAULT_HOME, Home
+from gyre.cli.policy_schedules import set_policy
 from gyre.cli.report_files import summary_table, write_report
 from gyre.cli.runs import read_report
 from gyre.cli.stack_commands import start_stack
@@ -24,6 +25,7 @@ from gyre.embedded import control
 
 console = Console()
 WARM_START_TIMEOUT_S = 1800
+OUT = Path("out/quickstart")
 
 
 def register(app: typer.Typer) -> None:
@@ -35,17 +37,30 @@ def demo(
     example: Annotated[Path, typer.Option(help="The example's directory.")] = Path(
         "examples/quickstart"
     ),
-    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/quickstart"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the report goes.", show_default="out/quickstart[-POLICY]"),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="One of the example's policies.yaml, not the job's own.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the warm start and of the job.")] = 1,
     lr: Annotated[float | None, typer.Option(help="Override the learning rate.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running.")] = False,
 ) -> None:
     """Warm-start a tiny policy, train it inside `llm`, evaluate, write a report, stop."""
+    raw = load_job_file(example / "job.yaml")
+    if policy is not None:
+        set_policy(raw, example, policy)
+    if out is None:
+        out = OUT if policy in (None, "gyre") else OUT.with_name(f"{OUT.name}-{policy}")
     assets = prepare(example, seed)
+    _point_at(raw, assets, seed, lr)
     started = time.monotonic()
     try:
-        start_stack(home=home, cells=3, console=console)
-        ok = _run(home, example, assets, out, seed, lr)
+        cells = raw["cells"]["count"] + raw["cells"].get("pool_count", 0)
+        start_stack(home=home, cells=cells, console=console)
+        ok = _run(home, raw, out)
     finally:
         if not keep:
             control.down(home)
@@ -56,7 +71,7 @@ def demo(
 
 def prepare(example: Path, seed: int) -> Path:
     """Tasks and the warm-started model, made once for each seed; returns their directory."""
-    assets = Path("out") / "quickstart" / f"seed-{seed}"
+    assets = OUT / f"seed-{seed}"
     for script, target in (("tasks.py", assets / "tasks"), ("warmstart.py", assets / "model")):
         path = example / script
         if not path.is_file():
@@ -69,9 +84,7 @@ def prepare(example: Path, seed: int) -> Path:
     return assets.resolve()
 
 
-def _run(home: Path, example: Path, assets: Path, out: Path, seed: int, lr: float | None) -> bool:
-    raw = load_job_file(example / "job.yaml")
-    _point_at(raw, assets, seed, lr)
+def _run(home: Path, raw: dict[str, Any], out: Path) -> bool:
     with connect(home) as client:
         view = client.submit(raw)
         console.print(f"job {view.id}", highlight=False)

@@ -1,4 +1,4 @@
-"""gyre job submit, ls, show, cancel, logs."""
+"""gyre job submit, ls, show, cancel, pause, resume, drain, logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def submit(
 def wait_for(client: ApiClient, view: JobView, raw: dict[str, Any], console: Console) -> JobView:
     """Show the job's progress until it ends; says why when it did not succeed."""
     schedule = raw["schedule"]
-    size = schedule.get("executions_per_group", 16) * schedule.get("groups_per_step", 32)
+    group = schedule.get("executions_started") or schedule.get("executions_per_group", 16)
+    size = group * schedule.get("groups_per_step", 32)
     last = watch_job(lambda: client.job(view.id), console, size * view.num_steps)
     if last.status != "succeeded":
         console.print(f"{last.id} {last.status}: {last.reason}", highlight=False)
@@ -54,13 +55,20 @@ def list_jobs(home: Home = DEFAULT_HOME) -> None:
         staleness = "" if view.mean_staleness is None else f"{view.mean_staleness:.2f}"
         table.add_row(
             view.id,
-            view.status,
+            _standing(view),
             view.phase,
             f"{view.num_steps_done}/{view.num_steps}",
             f"{view.num_terminated}/{view.num_dispatched}",
             staleness,
         )
     console.print(table)
+
+
+def _standing(view: JobView) -> str:
+    marks = [name for name, on in (("paused", view.paused), ("draining", view.draining)) if on]
+    if not marks or view.status != "running":
+        return view.status
+    return f"{view.status}, {' and '.join(marks)}"
 
 
 @app.command()
@@ -76,6 +84,31 @@ def cancel(job: str, home: Home = DEFAULT_HOME) -> None:
     with connect(home) as client:
         view = client.cancel(job)
     console.print(f"{view.id}: {view.status}, cancellation requested", highlight=False)
+
+
+@app.command()
+def pause(job: str, home: Home = DEFAULT_HOME) -> None:
+    """Begin nothing new: no execution, no transition, no step. What runs goes on."""
+    with connect(home) as client:
+        view = client.pause(job)
+    console.print(f"{view.id}: {view.status}, paused", highlight=False)
+
+
+@app.command()
+def resume(job: str, home: Home = DEFAULT_HOME) -> None:
+    """Let a paused job go on."""
+    with connect(home) as client:
+        view = client.resume(job)
+    console.print(f"{view.id}: {view.status}, not paused", highlight=False)
+
+
+@app.command()
+def drain(job: str, home: Home = DEFAULT_HOME) -> None:
+    """End a job after the burst it is in: its weights are published and measured, what is still
+    queued or running then is cancelled."""
+    with connect(home) as client:
+        view = client.drain(job)
+    console.print(f"{view.id}: {view.status}, draining", highlight=False)
 
 
 @app.command()

@@ -29,6 +29,7 @@ def load_job_file(path: Path) -> dict[str, Any]:
         raise CommandError(f"{path}:{line} is no YAML: {problem}") from error
     if not isinstance(raw, dict):
         raise CommandError(f"{path}: a job file is a mapping of sections")
+    raw.pop("plan", None)  # for `gyre plan` alone
     try:
         _resolve(raw, path.resolve().parent)
         json.dumps(raw, allow_nan=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib as mpl
 
@@ -12,6 +13,7 @@ mpl.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gyre.core.explain import StalenessReport
 from gyre.core.report import RunReport
 
 _ROLE_COLOURS = {
@@ -51,6 +53,12 @@ def _reward(axes: Axes, report: RunReport) -> None:
         if score is not None:
             rewards.append(score.mean)
             axes.errorbar([place], [score.mean], [score.error], fmt="s", capsize=4, label=phase)
+    for place, (version, score) in enumerate(report.measurements()):
+        rewards.append(score.mean)
+        label = None if place else "held-out, while training"
+        axes.errorbar(
+            [version + 0.5], [score.mean], [score.error], fmt="D", color="k", capsize=4, label=label
+        )
     lowest, highest = min([0.0, *rewards]), max([1.0, *rewards])
     axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(lowest, highest))
     axes.legend(loc="lower right", fontsize="small")
@@ -90,6 +98,38 @@ def _staleness(axes: Axes, report: RunReport) -> None:
         axes.axhline(summary["mean_staleness"], label="mean")
     axes.set(xlabel="group, in order of dispatch", ylabel="v_t - v_d (steps)")
     axes.legend(loc="upper left", fontsize="small")
+
+
+_PARTS = {
+    "queued_s": ("queued", "#bbbbbb"),
+    "running_s": ("running, slowest execution", "#4c9f70"),
+    "scoring_s": ("scoring", "#e0a030"),
+    "ready_s": ("ready, waiting to be drawn", "#3b6fb6"),
+}
+
+
+def save_staleness(report: StalenessReport, path: Path) -> None:
+    """Draw where each group's time went, with its staleness above; the suffix is the format."""
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+    places = range(len(report.rows))
+    ds = [row.staleness for row in report.rows]
+    above.plot(places, ds, ".", color="#444444", label="d = v_t - v_d")
+    identity = f"phi + (mu - 1) / 2 = {report.expected:g}"
+    above.axhline(report.expected, linestyle="--", color="#b05050", label=identity)
+    if report.mean is not None:
+        above.axhline(report.mean, color="#3b6fb6", label=f"mean {report.mean:.3f}")
+    above.set(ylabel="steps", ylim=(-0.2, 1.0 + 1.4 * max(ds, default=0)))
+    above.legend(loc="upper left", fontsize="small", ncols=3)
+    bottom = [0.0 for _ in places]
+    for part, (label, colour) in _PARTS.items():
+        seconds = [getattr(row, part) for row in report.rows]
+        below.bar(places, seconds, bottom=bottom, label=label, color=colour, width=0.9)
+        bottom = [low + more for low, more in zip(bottom, seconds, strict=True)]
+    below.set(xlabel="group, in order of dispatch", ylabel="seconds from dispatch to claim")
+    below.set_ylim(0, 1.25 * max(bottom, default=1.0))
+    below.legend(loc="upper left", fontsize="small", ncols=4)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _failures(axes: Axes, report: RunReport) -> None:

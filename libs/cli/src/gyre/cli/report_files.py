@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def summary_table(report: RunReport) -> Table:
     table.add_column("value", justify="right")
     for name, phase in (("before", "heldout_before"), ("after", "heldout_after")):
         table.add_row(f"held-out reward {name}", _score(report.heldout(phase)))
+    for version, score in report.measurements():
+        table.add_row(f"held-out reward at version {version}", _score(score))
     for key in (
         *("steps", "executions", "calls", "calls_rerouted", "calls_failed"),
         *("malformed_tool_calls", "role_changes"),
@@ -46,7 +49,40 @@ def summary_table(report: RunReport) -> Table:
     if fractions:
         mean = sum(fractions) / len(fractions)
         table.add_row("clip fraction, mean and last", f"{mean:.3f}, {fractions[-1]:.3f}")
+    if summary["num_surplus"]:
+        table.add_row("surplus executions, mean length", selection_in_words(summary))
+    if summary["num_groups_dropped"]:
+        table.add_row("groups dropped as stale, mean length", dropped_in_words(summary))
+    if summary["emulation"]:
+        table.add_row("emulated speeds", emulation_in_words(summary["emulation"]))
     return table
+
+
+def selection_in_words(summary: Mapping[str, Any]) -> str:
+    """How far the kept N of N' differ in length from all that were started: the bias of `keep`."""
+    kept, started = (_seconds(summary[f"{name}_duration_s"]) for name in ("kept", "started"))
+    return f"{summary['num_surplus']}; {kept} kept, {started} all that started"
+
+
+def dropped_in_words(summary: Mapping[str, Any]) -> str:
+    """Dropped groups and how long their executions had run, beside those that were kept."""
+    dropped, kept = (_seconds(summary[f"{name}_duration_s"]) for name in ("dropped", "kept"))
+    return f"{summary['num_groups_dropped']}; {dropped} dropped, {kept} kept"
+
+
+def _seconds(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f} s"
+
+
+def emulation_in_words(speeds: Mapping[str, Sequence[float | None]]) -> str:
+    """The summary's `emulation`: decode 20, training 900 tokens/s; several numbers where cells
+    differ, core first."""
+    words = []
+    for name, values in speeds.items():
+        each = ["machine" if value is None else f"{value:g}" for value in values]
+        speed = each[0] if len(set(each)) == 1 else " ".join(each)
+        words.append(f"{name.removesuffix('_tokens_per_s')} {speed}")
+    return ", ".join(words) + " tokens/s"
 
 
 def _score(score: Score | None) -> str:
@@ -69,10 +105,12 @@ def _page(report: RunReport, summary: dict[str, Any]) -> str:
     )
     figures = "".join(f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items())
     title = html.escape(f"Gyre run {report.job}")
+    speeds = summary["emulation"]
+    emulated = f"<p>Emulated speeds: {emulation_in_words(speeds)}.</p>" if speeds else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>Held-out reward before: "
         f"{html.escape(_score(report.heldout('heldout_before')))}, after: "
         f"{html.escape(_score(report.heldout('heldout_after')))} (standard error of the mean).</p>"
-        f"{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
+        f"{emulated}{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
     )

@@ -1,4 +1,4 @@
-"""gyre up, down, status."""
+"""gyre up, down, status, stop, start."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def register(app: typer.Typer) -> None:
     app.command()(up)
     app.command()(down)
     app.command()(status)
+    app.command()(stop)
+    app.command()(start)
 
 
 def up(
@@ -64,3 +66,21 @@ def status(home: Home = DEFAULT_HOME) -> None:
     for row in rows:
         table.add_row(row.name, row.state, str(row.pid or ""), str(row.restarts))
     console.print(table)
+
+
+def stop(
+    process: Annotated[str, typer.Argument(help="A process of the stack, as `gyre status` lists.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """End one process and keep it down: what it held is taken over, or waits, as after a death."""
+    control.stop_process(home, process)
+    console.print(f"{process} is stopped; `gyre start {process}` starts it again", highlight=False)
+
+
+def start(
+    process: Annotated[str, typer.Argument(help="A process that was stopped alone.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Start a process that `gyre stop` ended."""
+    control.start_process(home, process)
+    console.print(f"{process} starts", highlight=False)

@@ -32,7 +32,8 @@ STANDARD_STACK = "gyre.embedded.stack:standard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """One process of a stack. state: waiting, starting, ready, restarting, finished, stopped."""
+    """One process of a stack. state: waiting, starting, ready, restarting, held (it was stopped
+    alone), finished, stopped."""
 
     name: str
     state: str
@@ -139,6 +140,43 @@ def down(home: Path | str, *, timeout_s: float = 60.0, purge: bool = False) -> b
     return was_running or bool(left)
 
 
+def stop_process(
+    home: Path | str,
+    name: str,
+    *,
+    sig: signal.Signals = signal.SIGTERM,
+    timeout_s: float = 30.0,
+) -> None:
+    """End one process of the stack in `home` and keep it from starting again until `start_process`
+    or the stack's next start. Raises EmbeddedError: no such process, or it did not end."""
+    row = _row(home, name)
+    StackPaths.of(home).held(name).touch()
+    if row.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(row.pid, sig)
+    deadline = time.monotonic() + timeout_s
+    while _row(home, name).state != "held":
+        if time.monotonic() > deadline:
+            raise EmbeddedError(f"{name} has not ended after {timeout_s:.0f} s")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def start_process(home: Path | str, name: str) -> None:
+    """Undo `stop_process`. Raises EmbeddedError: no such process."""
+    _row(home, name)
+    StackPaths.of(home).held(name).unlink(missing_ok=True)
+
+
+def _row(home: Path | str, name: str) -> ProcessStatus:
+    rows = [row for row in status(home) if row.name != "supervisor"]
+    if not rows:
+        raise EmbeddedError(f"no stack runs in {home}: start one with `gyre up`")
+    for row in rows:
+        if row.name == name:
+            return row
+    raise EmbeddedError(f"no process {name!r}; there are {', '.join(row.name for row in rows)}")
+
+
 def _launch(
     paths: StackPaths,
     cells: int,
@@ -221,6 +259,8 @@ def _running_supervisor(paths: StackPaths, deadline: float) -> ProcessIdentity |
 
 def _clear_remains(paths: StackPaths) -> list[int]:
     """Kill processes of a stack whose supervisor is dead, and forget its published state."""
+    for held in paths.run.glob("*.held"):
+        held.unlink()
     state = read_json(paths.stack)
     if state is None:
         return []

@@ -16,9 +16,10 @@ from gyre.embedded.paths import StackPaths
 from gyre.embedded.process import ProcessSpec, describe_exit, last_line, spawn
 from gyre.embedded.restart import RestartPolicy
 
-State = Literal["waiting", "starting", "ready", "restarting", "finished", "stopped"]
+State = Literal["waiting", "starting", "ready", "restarting", "held", "finished", "stopped"]
 
 READY_POLL_S = 0.05
+HELD_POLL_S = 0.2
 # During the first start of a stack a process may die this often (a peer that is not up yet); then
 # the start fails. Once it was ready it is restarted for ever.
 MAX_FIRST_STARTS = 3
@@ -58,6 +59,7 @@ class ManagedProcess:
         self.became_ready = asyncio.Event()
         self._log = paths.log(spec.name)
         self._ready_file = paths.ready(spec.name)
+        self._held_file = paths.held(spec.name)
         self._policy = policy
         self._on_change = on_change
         self._on_death = on_death
@@ -74,11 +76,15 @@ class ManagedProcess:
         return self._popen.pid
 
     async def run(self) -> None:
-        """Start it, wait until it is ready, wait until it ends; again, until told to stop.
+        """Start it, wait until it is ready, wait until it ends; again, until told to stop, but not
+        while it is held.
 
         Raises StackFailed when it cannot be started for the first time.
         """
         while not self._stopping:
+            await self._while_held()
+            if self._stopping:
+                return
             popen = self._start()
             await self._until_ready_or_exit(popen)
             await self._exited.wait()
@@ -90,7 +96,8 @@ class ManagedProcess:
                 self._become("finished")
                 self.became_ready.set()
                 return
-            await self._after_death(popen)
+            if not self._held_file.exists():
+                await self._after_death(popen)
 
     async def stop(self) -> None:
         """Ask it to end, kill its group after the grace time. Returns when it is reaped."""
@@ -136,6 +143,12 @@ class ManagedProcess:
         if not self._exited.is_set() and not self._stopping:
             self._become("ready")
             self.became_ready.set()
+
+    async def _while_held(self) -> None:
+        while self._held_file.exists() and not self._stopping:
+            if self.state != "held":
+                self._become("held")
+            await asyncio.sleep(HELD_POLL_S)
 
     async def _after_death(self, popen: subprocess.Popen[bytes]) -> None:
         now = time.time()

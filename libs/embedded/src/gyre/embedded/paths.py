@@ -74,6 +74,10 @@ class StackPaths:
         """The file that process `name` writes when it can do its work."""
         return self.run / f"{name}.ready"
 
+    def held(self, name: str) -> Path:
+        """While this file is there process `name` is not started again."""
+        return self.run / f"{name}.held"
+
     def create(self) -> None:
         """Make the directories, private to the user that runs the stack."""
         for directory in (self.home, self.run, self.logs, self.nats):

@@ -1,0 +1,1 @@
+"""The paper's own figures, and one set of parameters with which the simulator meets them."""
