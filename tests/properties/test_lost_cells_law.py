@@ -21,7 +21,7 @@ from gyre.testkit.training_strategies import JOBS, MOMENTS, PACES, VICTIMS, live
 from gyre.testkit.training_world import Strike, TrainingWorld
 
 # More for a long run: GYRE_TRAINING_EXAMPLES=2000.
-NUM_EXAMPLES = int(os.environ.get("GYRE_TRAINING_EXAMPLES", "15"))
+NUM_EXAMPLES = int(os.environ.get("GYRE_TRAINING_EXAMPLES", "10"))
 
 DEADLINES = {"silence_deadline_s": 10.0, "transition_deadline_s": 60.0, "boot_deadline_s": 90.0}
 QUICK = {"cells": 3, "capacity": 4, "phi": 1 / 3, "mu": 2, "num_steps": 4, "tau_s": 0.0}

@@ -25,7 +25,7 @@ from gyre.testkit.scheduling_world import Timings
 from gyre.testkit.specs import job_spec
 
 # More for a long run: GYRE_MEMBERSHIP_EXAMPLES=5000.
-NUM_EXAMPLES = int(os.environ.get("GYRE_MEMBERSHIP_EXAMPLES", "80"))
+NUM_EXAMPLES = int(os.environ.get("GYRE_MEMBERSHIP_EXAMPLES", "60"))
 
 DEADLINES: dict[str, Any] = {
     "transition_deadline_s": 20.0,
@@ -45,7 +45,16 @@ JOBS = st.fixed_dictionaries(
         "rho_min": st.sampled_from([0.2, 0.5, 1.0]),
         "tau_s": st.sampled_from([0.0, 0.5]),
         "streaming": st.booleans(),
+        "policy": st.sampled_from(["gyre", "gyre", "gyre+"]),
     }
+)
+BASELINES = st.sampled_from(
+    [
+        {"policy": "async", "training_cells": 1},
+        {"policy": "async", "training_cells": 1, "pool_count": 1, "pool_capacity": 4},
+        {"policy": "colocate", "phi": 0.0},
+        {"policy": "colocate", "pool_count": 2, "pool_capacity": 3},
+    ]
 )
 BLOWS = st.lists(
     st.builds(
@@ -149,6 +158,23 @@ def test_a_job_ends_well_while_one_cell_lives(
         audit(world)
     else:
         assert world.state.reason.startswith("no cell is left to train on; cell ")
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(job=JOBS, policy=BASELINES, seed=st.integers(0, 10_000), blows=BLOWS)
+def test_a_baselines_job_ends_well_or_says_which_cell_it_cannot_do_without(
+    job: dict[str, Any], policy: dict[str, Any], seed: int, blows: list[Blow]
+) -> None:
+    world = live(job | policy, seed, tuple(blows))
+    if world.state.status == "succeeded":
+        audit(world)
+    else:
+        wanted = (
+            "no cell is left to train on; cell ",
+            "policy async keeps 1 of its cells in training and",
+        )
+        assert world.state.reason.startswith(wanted)
 
 
 @pytest.mark.parametrize("harm", ["dead", "hung", "cut_off"])

@@ -70,7 +70,7 @@ def simulation(
     )
     spec = job_spec(heldout=False, **schedule)
     nodes = (1.0,) * spec.cells.num_cells
-    return kind(spec, workload, speeds, nodes, keep_log=True, **options)
+    return kind(spec, workload, speeds, nodes, **{"keep_log": True, **options})
 
 
 every_shape = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -86,6 +86,17 @@ def test_not_asking_after_quiet_facts_never_changes_the_run(
     skipping.run()
     asking.run()
     assert skipping.log == asking.log
+
+
+@every_shape
+@given(SCHEDULES, st.sampled_from(SHAPES), st.integers(0, 10_000))
+def test_a_run_is_the_same_whether_its_log_is_kept_or_not(
+    numbers: dict[str, Any], shape: dict[str, Any], seed: int
+) -> None:
+    kept = simulation(numbers | shape, seed)
+    forgotten = simulation(numbers | shape, seed, keep_log=False)
+    assert kept.run() == forgotten.run()
+    assert kept.state == forgotten.state
 
 
 @every_shape

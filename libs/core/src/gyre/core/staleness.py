@@ -7,8 +7,10 @@ Q = (phi + mu) B in flight the long-run mean is phi + (mu - 1) / 2 (Theorem A.1)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from gyre.core.scheduling.state import Group
+if TYPE_CHECKING:  # the scheduler's own cadence asks for the identity
+    from gyre.core.scheduling.state import Group
 
 
 def group_staleness(group: Group) -> int | None:

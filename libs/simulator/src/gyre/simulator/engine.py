@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from gyre.contracts.envelope import Body
+from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.job import JobSpec
 from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
 from gyre.simulator.asking import TABLE, always, next_level
+from gyre.simulator.bodies import Kind, restamped, variants
 from gyre.simulator.cells import CellPlayers
 from gyre.simulator.outcome import Outcome
 from gyre.simulator.rollouts import Rollouts
@@ -99,6 +101,10 @@ class Simulation:
             self._only = None if self._ask or self._always else body
             self._ask = True
 
+    def facts_like(self, pattern: Kind) -> Callable[..., Kind]:
+        """Makes facts like `pattern`: each its own body where they are kept in the log."""
+        return restamped(pattern) if self.log is None else variants(pattern)
+
     def later(self, delay: float, action: Callable[[Any], None], argument: Any) -> None:
         """`action(argument)` in `delay` seconds. Equal times keep the order of the calls."""
         self._ticket += 1
@@ -132,8 +138,10 @@ class Simulation:
     def _decide(self) -> None:
         reactions = self._reactions
         only, self._only = self._only, None
+        steady = type(only) is run_events.Terminated
         while (decision := next_decision(self.state, self.now, after=only)) is not None:
             only = decision if type(decision) is sched.StartOrdered else None
+            steady = steady and only is not None
             self.fact(decision)
             self.outcome.num_decisions += 1
             reaction = reactions.get(type(decision))
@@ -141,12 +149,18 @@ class Simulation:
                 reaction(decision)
         # What the reactions said was folded before the decider was asked for the last time.
         self._ask = False
+        if not steady:
+            self._note_conditions()
+        if self.record:
+            self._note_level()
+
+    def _note_conditions(self) -> None:
+        """What the decider waits for besides facts. An end and the starts it brings leave the timer
+        as it is, and can only lower a level that depends on w: the decider is asked too often."""
         # A timer that has run out waits for a fact, like any other condition.
         wake = next_wake(self.state)
         self._wake = wake if wake is not None and self.now < wake < NEVER_S else None
         self._level = next_level(self.state)
-        if self.record:
-            self._note_level()
 
     def _advance(self) -> None:
         """Go to the next moment at which something happens."""

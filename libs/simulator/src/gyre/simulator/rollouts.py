@@ -10,36 +10,28 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
-from gyre.simulator.bodies import variants
 from gyre.simulator.outcome import GroupRun
 from gyre.simulator.workload import Workload
 
 if TYPE_CHECKING:
     from gyre.simulator.engine import Simulation
 
-_started = variants(run_events.Started(execution="e", group="g", task="t"))
-_terminated = variants(
-    run_events.Terminated(
-        execution="e",
-        attempt=1,
-        reason="completed",
-        exit_code=0,
-        signal=None,
-        workspace=None,
-        duration_s=0.0,
-    )
+_STARTED = run_events.Started(execution="e", group="g", task="t")
+_TERMINATED = run_events.Terminated(
+    execution="e",
+    attempt=1,
+    reason="completed",
+    exit_code=0,
+    signal=None,
+    workspace=None,
+    duration_s=0.0,
 )
-_evaluated = variants(
-    score_events.Evaluated(
-        execution="e", attempt=1, evaluation="v", artifact="a", branch="", reward=0.0
-    )
+_EVALUATED = score_events.Evaluated(
+    execution="e", attempt=1, evaluation="v", artifact="a", branch="", reward=0.0
 )
-_group_ready = variants(
-    group_events.GroupReady(
-        group="g", task="t", version=0, lineage=1, outcomes=(), zero_weight=False
-    )
+_GROUP_READY = group_events.GroupReady(
+    group="g", task="t", version=0, lineage=1, outcomes=(), zero_weight=False
 )
-
 
 # In the words of `terminated`, why an execution was ended.
 _REASONS: dict[type[Body], run_events.TerminationReason] = {
@@ -56,6 +48,9 @@ class Rollouts:
         self, world: Simulation, workload: Workload, ready: Callable[[GroupRun], None]
     ) -> None:
         self._world, self._workload, self._tell = world, workload, ready
+        self._started, self._terminated = world.facts_like(_STARTED), world.facts_like(_TERMINATED)
+        self._evaluated = world.facts_like(_EVALUATED)
+        self._group_ready = world.facts_like(_GROUP_READY)
         self._alive: dict[str, tuple[GroupRun, int]] = {}
         self.reactions: dict[type[Body], Callable[[Any], None]] = {
             sched.Dispatched: self._dispatched,
@@ -100,7 +95,7 @@ class Rollouts:
         if found is None:  # cancelled before its harness was up
             return
         group, place = found
-        world.fact(_started(execution=name, group=order.group, task=order.task))
+        world.fact(self._started(execution=name, group=order.group, task=order.task))
         if group.started_s is None:
             group.started_s = world.now
         world.later(group.durations[place], self._end, name)
@@ -112,7 +107,7 @@ class Rollouts:
         world, (group, place) = self._world, found
         reason = "completed" if group.endings[place] == "none" else "timeout"
         duration_s = group.durations[place]
-        world.fact(_terminated(execution=name, reason=reason, duration_s=duration_s))
+        world.fact(self._terminated(execution=name, reason=reason, duration_s=duration_s))
         self._one_less(group)
         if world.speeds.scoring_s > 0:
             world.later(world.speeds.scoring_s, self._score, (name, group))
@@ -121,7 +116,7 @@ class Rollouts:
 
     def _score(self, whose: tuple[str, GroupRun]) -> None:
         name, group = whose
-        self._world.fact(_evaluated(execution=name))
+        self._world.fact(self._evaluated(execution=name))
         self._settle(group)
 
     def _settle(self, group: GroupRun) -> None:
@@ -134,7 +129,7 @@ class Rollouts:
         if group.dropped:
             return
         group.ready_s = self._world.now
-        self._world.fact(_group_ready(group=group.name, version=group.version))
+        self._world.fact(self._group_ready(group=group.name, version=group.version))
         self._tell(group)
 
     def _cancelled(
@@ -144,7 +139,7 @@ class Rollouts:
         reason = _REASONS[type(body)]
         for name in body.running:
             if name in self._alive:
-                self._world.fact(_terminated(execution=name, reason=reason))
+                self._world.fact(self._terminated(execution=name, reason=reason))
         for name in (*body.queued, *body.running):
             found = self._alive.pop(name, None)
             if found is not None:

@@ -25,18 +25,16 @@ from gyre.simulator.outcome import GroupRun
 if TYPE_CHECKING:
     from gyre.simulator.engine import Simulation
 
-_claimed = variants(cell_events.MicroStepClaimed(batch="b", index=0, cell=0, epoch=1))
-_emitted = variants(
-    group_events.MicroStepEmitted(
-        batch="b",
-        index=0,
-        digest="",
-        executions=(),
-        num_rows=1,
-        row_tokens=1,
-        num_tokens=1,
-        num_targets=1,
-    )
+_CLAIMED = cell_events.MicroStepClaimed(batch="b", index=0, cell=0, epoch=1)
+_EMITTED = group_events.MicroStepEmitted(
+    batch="b",
+    index=0,
+    digest="",
+    executions=(),
+    num_rows=1,
+    row_tokens=1,
+    num_tokens=1,
+    num_targets=1,
 )
 _owner = variants(cell_events.MicroStepOwner(index=0, cell=0, epoch=1))
 _STATISTICS = cell_events.StepStatistics(
@@ -59,6 +57,7 @@ class Trainers:
 
     def __init__(self, world: Simulation) -> None:
         self._world = world
+        self._claimed, self._emitted = world.facts_like(_CLAIMED), world.facts_like(_EMITTED)
         self._buffer: list[tuple[int, int, GroupRun]] = []
         self._queue: deque[tuple[int, float]] = deque()
         self._idle: list[int] = []
@@ -158,7 +157,9 @@ class Trainers:
         for node_s in group.micro_steps:
             index, tokens = self._num_emitted, max(1, round(1000 * node_s))
             self._world.fact(
-                _emitted(batch=batch, index=index, executions=group.executions, num_tokens=tokens)
+                self._emitted(
+                    batch=batch, index=index, executions=group.executions, num_tokens=tokens
+                )
             )
             self._queue.append((index, node_s))
             self._num_emitted += 1
@@ -182,7 +183,9 @@ class Trainers:
             nodes = world.nodes[cell]
             seconds = world.speeds.micro_step_s(node_s, nodes)
             world.outcome.busy_node_s += seconds * nodes
-            world.fact(_claimed(batch=batch.batch, index=index, cell=cell, epoch=world.state.epoch))
+            world.fact(
+                self._claimed(batch=batch.batch, index=index, cell=cell, epoch=world.state.epoch)
+            )
             world.later(seconds, self._trained, cell)
 
     def _trained(self, cell: int) -> None:

@@ -76,6 +76,9 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
     """
     if not state.queue and not state.heldout_queue:
         return ()
+    waiting = startable(state)[:MAX_ORDERS]
+    if not waiting:
+        return ()
     slots = (cell.cell for cell in _longest_serving(state) for _ in range(cell.free_slots))
     return tuple(
         StartOrder(
@@ -85,7 +88,7 @@ def start_orders(state: JobState) -> tuple[StartOrder, ...]:
             cell=cell,
             seed=queued.seed,
         )
-        for queued, cell in zip(startable(state)[:MAX_ORDERS], slots, strict=False)
+        for queued, cell in zip(waiting, slots, strict=False)
     )
 
 

@@ -33,8 +33,8 @@ def none_left(state: JobState, now: float) -> Body | None:
         reason = f"no cell is left to train on; {state.last_loss}"
     elif schedule.policy == "async" and len(state.everyone) <= (schedule.training_cells or 0):
         reason = (
-            f"policy async keeps {schedule.training_cells} cells in training and none is left "
-            f"to serve; {state.last_loss}"
+            f"policy async keeps {schedule.training_cells} of its cells in training and none is "
+            f"left to serve; {state.last_loss}"
         )
     else:
         return None
