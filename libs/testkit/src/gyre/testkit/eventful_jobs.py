@@ -19,6 +19,7 @@ from gyre.testkit.specs import job_spec
 
 _POLICIES: dict[str, dict[str, Any]] = {
     "gyre": {},
+    "gyre+": {"policy": "gyre+"},
     "whole bursts": {"streaming": False},
     "async": {"policy": "async", "training_cells": 1},
     "colocate": {"policy": "colocate", "phi": 0.0},
@@ -47,13 +48,16 @@ def eventful_jobs(draw: st.DrawFn) -> World:
     """A world whose job has ended; its `log` is the life."""
     source = random.Random(draw(st.integers(0, 10_000)))
     schedule = {**draw(SCHEDULES), **_POLICIES[draw(st.sampled_from(sorted(_POLICIES)))]}
-    blows: tuple[Blow, ...] = ()
-    if "max_staleness" not in schedule and "executions_started" not in schedule:
-        blows = tuple(draw(st.lists(_BLOWS, max_size=4)))
+    blows = tuple(draw(st.lists(_BLOWS, max_size=4)))
     heldout = draw(st.sampled_from([(), ("h0", "h1")]))
+    # Cells that train all together leave no slot to reserve.
+    measures = bool(heldout) and schedule.get("policy") != "colocate" and draw(st.booleans())
+    evaluation = {"heldout_every": 1, "heldout_capacity": 1} if measures else {}
     lengths = [source.lognormvariate(0.5, 1.0) for _ in range(3000)]
     world = LosingWorld(
-        job_spec(**schedule, **_DEADLINES, heldout=bool(heldout)),
+        job_spec(
+            **schedule, **_DEADLINES, heldout=bool(heldout), sections={"evaluation": evaluation}
+        ),
         lengths.__getitem__,
         Timings(micro_step=source.choice([0.1, 1.0, 4.0]), switch=source.choice([0.1, 2.0])),
         heldout_tasks=heldout,

@@ -31,8 +31,15 @@ def pool_capacity(state: JobState) -> int:
 
 
 def reserved_capacity(state: JobState) -> int:
-    """Slots kept for held-out measurements while the job trains."""
-    return state.required_spec.evaluation.heldout_capacity
+    """Slots kept for held-out measurements while the job trains: no more than are left when the
+    cells train that must, so that a job which has lost cells goes on."""
+    spec = state.required_spec
+    reserved = spec.evaluation.heldout_capacity
+    if reserved == 0:
+        return 0
+    num_training = spec.schedule.training_cells or 1
+    staying = () if spec.schedule.policy == "colocate" else state.in_order[num_training:]
+    return min(reserved, sum(cell.capacity for cell in (*staying, *state.in_pool)))
 
 
 def training_capacity(state: JobState) -> int:

@@ -57,7 +57,8 @@ def drain(state: JobState, now: float) -> Body | None:
     that stayed in training go back. When all have ended the phase changes."""
     if state.phase != "training" or not transitions.drained(state):
         return None
-    if not state.drained_sent and state.training.waterlevel > 0:
+    outstanding = state.training.waterlevel + state.heldout.waterlevel
+    if not state.drained_sent and outstanding > 0:
         return _cancel_everything(state, now, state.drain_requested or "")
     cell = next((cell for cell in state.in_order if cell.role == "training"), None)
     if cell is None:
