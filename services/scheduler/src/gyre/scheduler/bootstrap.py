@@ -62,6 +62,7 @@ def _server(settings: SchedulerSettings, loop: SchedulerLoop, journal: Journal) 
         port=settings.scheduler_port,
         log_config=None,
         access_log=False,
+        lifespan="off",  # the app has none, and its task would end with a traceback
         timeout_graceful_shutdown=2,
     )
     return _QuietServer(config)

@@ -1,193 +1,42 @@
-"""What the scheduler knows of one job, rebuilt by folding the log. Carriers only.
+"""What the scheduler knows of one job, rebuilt by folding the log.
 
-`evolve` mutates these objects and nobody else does; folding one event is O(1) in the job's size.
+`evolve` mutates this object and nobody else does; folding one event is O(1) in the job's size.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gyre.contracts.job import JobSpec
+from gyre.core.scheduling.parts import (
+    PASSING,
+    Batch,
+    Burst,
+    Cell,
+    Counters,
+    Execution,
+    Group,
+    Lengths,
+    Phase,
+    Queued,
+    Role,
+)
 
-Phase = Literal["booting", "heldout_before", "training", "heldout_after"]
-Role = Literal[
-    "booting",
-    "rollout",
-    "to_training",
-    "training",
-    "to_rollout",
-    "lost",
-    "released",
-    "offline",
+__all__ = [
+    "Batch",
+    "Burst",
+    "Cell",
+    "Counters",
+    "Execution",
+    "Group",
+    "JobState",
+    "Lengths",
+    "Phase",
+    "Queued",
+    "Role",
 ]
-
-# Roles that something must come out of in time; `deadlines` says in how much.
-_PASSING: frozenset[Role] = frozenset({"booting", "to_training", "to_rollout"})
-# The cell is none of the job's any more; offline: its agent has said that nothing of it runs.
-_GONE: frozenset[Role] = frozenset({"lost", "released", "offline"})
-
-
-@dataclass(slots=True, kw_only=True)
-class Counters:
-    """Executions, cumulative. dispatched: d, started: p, terminated: f, ordered: start orders."""
-
-    dispatched: int = 0
-    ordered: int = 0
-    started: int = 0
-    terminated: int = 0
-
-    @property
-    def waterlevel(self) -> int:
-        """w = d - f."""
-        return self.dispatched - self.terminated
-
-
-@dataclass(slots=True, kw_only=True)
-class Queued:
-    execution: str
-    group: str
-    task: str
-    seed: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Cell:
-    """index: place in the job's order, 0 is the core; `cell`: its number in the cluster.
-    pool: it only ever serves; its index goes on behind the elastic cells'.
-
-    place: its number in the job file, elastic cells first, whatever becomes of the others.
-
-    executions: routed here and not terminated. num_trainer_losses: since the job's last step.
-    in_world: epoch its trainer last joined, 0 if it left.
-    since: the scheduler's clock when it was set on the way that its role names, None where nobody
-    has said. silent: its agent is. served: (lineage, version) that its engine has confirmed.
-    num_lost: how often this job has lost it.
-    """
-
-    index: int
-    cell: int
-    capacity: int
-    pool: bool = False
-    place: int = 0
-    role: Role = "booting"
-    since: float | None = None
-    silent: bool = False
-    engine_up: bool = False
-    served: tuple[int, int] | None = None
-    num_lost: int = 0
-    executions: dict[str, None] = field(default_factory=dict)
-    trainer_up: bool = False
-    in_world: int = 0
-    num_boot_failures: int = 0
-    num_trainer_losses: int = 0
-    last_error: str = ""
-
-    @property
-    def serving(self) -> bool:
-        return self.role == "rollout"
-
-    @property
-    def gone(self) -> bool:
-        """It left the job: what its agent still says of it is void."""
-        return self.role in _GONE
-
-    @property
-    def free_slots(self) -> int:
-        return self.capacity - len(self.executions)
-
-
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """version: v_d. claimed_version: v_t of the step that drew it, None while unclaimed.
-
-    executions: all N'. num_done: those that ended by themselves; num_ended: with them those that
-    were ended, broke, or never will start. dropped: left the job untrained, another came for it.
-    """
-
-    group: str
-    version: int
-    task: str = ""
-    executions: tuple[str, ...] = ()
-    ready: bool = False
-    batch: str | None = None
-    claimed_version: int | None = None
-    num_done: int = 0
-    num_ended: int = 0
-    dropped: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Lengths:
-    """Executions that ended by themselves: their number, and the sum of ln(seconds)."""
-
-    num: int = 0
-    sum_log_s: float = 0.0
-
-    @property
-    def mean_log_s(self) -> float:
-        """Mean of ln(seconds), 0 when there is none."""
-        return self.sum_log_s / self.num if self.num else 0.0
-
-    def add(self, duration_s: float) -> None:
-        self.num += 1
-        # What took no measurable time is a millisecond long: a logarithm has no zero.
-        self.sum_log_s += math.log(max(duration_s, 1e-3))
-
-
-@dataclass(slots=True, kw_only=True)
-class Batch:
-    """owners: micro-step -> (cell, epoch). joined: cells that hold the frozen weights.
-
-    fence_due: joined cells whose trainer died. reopen_due: a joined cell lives but lost its world.
-    fenced_epoch: the last epoch that was fenced in this batch, 0 if none; no window closes in it.
-    """
-
-    batch: str
-    step: int
-    version: int
-    num_claimed_groups: int = 0
-    num_micro_steps: int | None = None
-    owners: dict[int, tuple[int, int]] = field(default_factory=dict)
-    joined: dict[int, None] = field(default_factory=dict)
-    dismissed: set[int] = field(default_factory=set)
-    members: tuple[int, ...] | None = None
-    fence_due: tuple[int, ...] = ()
-    reopen_due: bool = False
-    fenced_epoch: int = 0
-
-    @property
-    def all_claimed(self) -> bool:
-        """The stream is closed and every micro-step has an owner whose epoch stands."""
-        return self.num_micro_steps is not None and len(self.owners) == self.num_micro_steps
-
-
-@dataclass(slots=True, kw_only=True)
-class Burst:
-    """steps [first_step, first_step + num_steps). ended: no further step; awaiting publication.
-    since: the scheduler's clock when it ended, or when a lost core was restored after that."""
-
-    burst: int
-    first_step: int
-    num_steps: int
-    ended: bool = False
-    since: float = 0.0
-    core_stays: bool = False
-
-    def holds(self, step: int) -> bool:
-        return self.first_step <= step < self.first_step + self.num_steps
-
-
-@dataclass(slots=True, kw_only=True)
-class Execution:
-    group: str
-    kind: Literal["training", "heldout"]
-    cell: int | None = None
-    started: bool = False
-    terminated: bool = False
-    scored: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,6 +55,9 @@ class JobState:
     unclaimed: v_d -> groups that no batch has claimed, ready or not, dropped ones left out.
     surplus_due: groups with N done and others unfinished. num_replacements_due: groups dropped
     since the last dispatch, for which the next one sends others.
+    queue, heldout_queue: dispatched and not ordered. measurement_due: a publication's held-out
+    measurement was not dispatched yet. lengths: of each task's executions, as `gyre+` learns them;
+    all_lengths: of all of them.
 
     settled: the job is over, and its groups and executions are let go (`cluster`); their mean
     staleness stays as settled_staleness.
@@ -330,7 +182,7 @@ class JobState:
         self.living = tuple(cell.cell for cell in self.in_order if cell.trainer_up)
         on_the_way = (cell for cell in self.everyone if cell.role == "to_training")
         self.transitioning = next(on_the_way, None)
-        self.awaited = {c.cell: None for c in self.everyone if c.role in _PASSING or c.silent}
+        self.awaited = {c.cell: None for c in self.everyone if c.role in PASSING or c.silent}
 
     def set_trainer(self, cell: Cell, *, up: bool) -> None:
         """The one place where a cell's trainer comes up or is gone."""
@@ -340,7 +192,7 @@ class JobState:
     def set_role(self, cell: Cell, role: Role, since: float | None = None) -> None:
         """The one place where a cell's role changes, and with it C_R and who is on its way."""
         cell.since = since
-        if role in _PASSING:
+        if role in PASSING:
             self.awaited[cell.cell] = None
         elif not cell.silent:
             self.awaited.pop(cell.cell, None)
