@@ -14,17 +14,12 @@ from pathlib import Path
 import pytest
 
 from gyre.adapters.blobs import DirectoryBlobStore
-from gyre.adapters.clock import SystemClock
-from gyre.adapters.eventlog.base import Stream
-from gyre.adapters.eventlog.jetstream import JetStreamEventLog
-from gyre.adapters.journal import Fact, Journal
 from gyre.cli.client import ApiClient
-from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import ClusterCellView, JobView
 from gyre.embedded import control
-from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
+from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs, read_run
 from gyre.testkit.small_job import write_small_job
 
 DEADLINES = {"silence_deadline_s": 6.0, "transition_deadline_s": 30.0, "boot_deadline_s": 60.0}
@@ -48,7 +43,7 @@ def test_a_job_goes_on_without_a_cell_that_died_and_without_one_that_was_asked_b
             client.release(name, 2)
             view = _until(client, name, lambda view: view.status != "running")
             cells = _cells_when(client, lambda cells: not cells[3].heard)
-        facts, calls = asyncio.run(_read(info.urls["nats"], name))
+        facts, calls = asyncio.run(read_run(info.urls["nats"], name))
     finally:
         control.down(home, purge=False)
     assert (view.status, view.reason) == ("succeeded", "all steps done")
@@ -77,7 +72,7 @@ def test_a_job_goes_on_when_its_core_dies_for_good_and_a_spare_cell_joins_it(
             core = view.cells[0].cell
             control.stop_process(home, f"cell-{core}", sig=signal.SIGKILL)
             view = _until(client, name, lambda view: view.status != "running")
-        facts, calls = asyncio.run(_read(info.urls["nats"], name))
+        facts, calls = asyncio.run(read_run(info.urls["nats"], name))
     finally:
         control.down(home, purge=False)
     assert (view.status, view.reason) == ("succeeded", "all steps done")
@@ -113,14 +108,3 @@ def _cells_when(
             return cells
         assert time.monotonic() < deadline, f"not there yet: {cells}"
         time.sleep(0.2)
-
-
-async def _read(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
-    log = JetStreamEventLog(url, name="audit")
-    journal = Journal(log, SystemClock())
-    try:
-        facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
-        calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]
-    finally:
-        await log.close()
-    return facts, calls

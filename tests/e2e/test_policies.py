@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 
 from gyre.adapters.blobs import DirectoryBlobStore
-from gyre.adapters.clock import SystemClock
-from gyre.adapters.eventlog.base import Stream
-from gyre.adapters.eventlog.jetstream import JetStreamEventLog
-from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.journal import Fact
 from gyre.cli.client import ApiClient
-from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import JobView
 from gyre.embedded import control
-from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
+from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs, read_run
 from gyre.testkit.small_job import write_small_job
 
 STEPS, GROUPS = 4, 4
@@ -109,7 +105,7 @@ def _run(tmp_path: Path, *, cells: dict[str, Any] | None = None, **schedule: Any
         with closing(ApiClient(info.urls["scheduler"], info.token)) as client:
             view = _wait(client, client.submit(job).id, deadline_s=90)
         assert (view.status, view.reason) == ("succeeded", "all steps done")
-        facts, calls = asyncio.run(_read(info.urls["nats"], view.id))
+        facts, calls = asyncio.run(read_run(info.urls["nats"], view.id))
     finally:
         control.down(home, purge=False)
     log = RunLog.of(facts, calls)
@@ -125,14 +121,3 @@ def _wait(client: ApiClient, job: str, deadline_s: float) -> JobView:
         assert time.monotonic() < deadline, f"not finished: {view}"
         time.sleep(0.2)
     return view
-
-
-async def _read(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
-    log = JetStreamEventLog(url, name="audit")
-    journal = Journal(log, SystemClock())
-    try:
-        facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
-        calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]
-    finally:
-        await log.close()
-    return facts, calls

@@ -12,17 +12,13 @@ from pathlib import Path
 import pytest
 
 from gyre.adapters.blobs import DirectoryBlobStore
-from gyre.adapters.clock import SystemClock
-from gyre.adapters.eventlog.base import Stream
-from gyre.adapters.eventlog.jetstream import JetStreamEventLog
-from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.journal import Fact
 from gyre.cli.client import ApiClient
 from gyre.cli.errors import CommandError
-from gyre.contracts import subjects
 from gyre.contracts.http import JobView
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.embedded import control
-from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
+from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs, read_run
 from gyre.testkit.small_job import write_small_job
 
 SERVICES = {
@@ -65,7 +61,7 @@ def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(
         with closing(ApiClient(info.urls["scheduler"], info.token)) as client:
             view = _wait(client, client.submit(job).id, deadline_s=300)
         assert (view.status, view.reason) == ("succeeded", "all steps done")
-        facts, calls = asyncio.run(_read(info.urls["nats"], view.id))
+        facts, calls = asyncio.run(read_run(info.urls["nats"], view.id))
     finally:
         control.down(home, purge=False)
     died = {path.name.removeprefix("failpoint.") for path in (home / "run").glob("failpoint.*")}
@@ -95,17 +91,6 @@ def _fetch(client: ApiClient, job: str, deadline: float) -> JobView:
         except CommandError:
             assert time.monotonic() < deadline, "the scheduler did not come back"
             time.sleep(0.2)
-
-
-async def _read(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
-    log = JetStreamEventLog(url, name="audit")
-    journal = Journal(log, SystemClock())
-    try:
-        facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
-        calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]
-    finally:
-        await log.close()
-    return facts, calls
 
 
 def _replays(view: JobView, facts: list[Fact]) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gyre.adapters.blobs import BlobStore
-from gyre.adapters.journal import Fact
+from gyre.adapters.clock import SystemClock
+from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.journal import Fact, Journal
 from gyre.adapters.microsteps import decode_microstep
+from gyre.contracts import subjects
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
@@ -138,3 +142,15 @@ def first_decision_that_differs(facts: Sequence[Fact]) -> str | None:
     """Decide again from the log before each recorded decision; None when every one comes out."""
     difference = first_difference(facts[0].job, ((fact.sequence, fact.body) for fact in facts))
     return None if difference is None else str(difference)
+
+
+async def read_run(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
+    """The facts and the calls of `job` from the NATS server at `url`."""
+    log = JetStreamEventLog(url, name="audit")
+    journal = Journal(log, SystemClock())
+    try:
+        facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
+        calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]
+    finally:
+        await log.close()
+    return facts, calls

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import Cadence, burst_groups
+from gyre.core.scheduling.cadence import Cadence, Even, burst_groups
 from gyre.core.scheduling.state import Cell, JobState
 
 
@@ -57,6 +57,16 @@ class Policy(Protocol):
     def at_burst_end(self, state: JobState) -> BurstEnd:
         """Eq. (3), or what the policy has in its place."""
         ...
+
+
+class AsDispatched:
+    """What a policy has if it says nothing else: the paper's bursts, and groups that start in the
+    task set's order."""
+
+    cadence: Cadence = Even()
+
+    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
+        return groups
 
 
 def turn(state: JobState, *, satellites_need_batch: bool) -> Cell | None:

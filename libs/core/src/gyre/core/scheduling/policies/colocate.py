@@ -5,17 +5,14 @@ Without a pool that is at waterlevel 0 (global), with one when the pool can hold
 
 from __future__ import annotations
 
-from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import Cadence, Even, executions_due
+from gyre.core.scheduling.cadence import executions_due
 from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
-from gyre.core.scheduling.policies.base import BurstEnd, begins, turn
+from gyre.core.scheduling.policies.base import AsDispatched, BurstEnd, begins, turn
 from gyre.core.scheduling.state import Cell, JobState
 
 
-class Colocate:
-    cadence: Cadence = Even()
-
+class Colocate(AsDispatched):
     def next_cell(self, state: JobState) -> Cell | None:
         return turn(state, satellites_need_batch=False)
 
@@ -32,9 +29,6 @@ class Colocate:
 
     def may_dispatch(self, state: JobState) -> bool:
         return True
-
-    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
-        return groups
 
     def at_burst_end(self, state: JobState) -> BurstEnd:
         """Eq. (3) with all cells in the core's place: they stay if the pool holds everything."""

@@ -9,17 +9,14 @@ burst's end, the core too unless eq. (3) lets it stay.
 
 from __future__ import annotations
 
-from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import Cadence, Even, executions_due
+from gyre.core.scheduling.cadence import executions_due
 from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity, training_capacity
-from gyre.core.scheduling.policies.base import BurstEnd, begins, turn
+from gyre.core.scheduling.policies.base import AsDispatched, BurstEnd, begins, turn
 from gyre.core.scheduling.state import Cell, JobState
 
 
-class Elastic:
-    cadence: Cadence = Even()
-
+class Elastic(AsDispatched):
     def next_cell(self, state: JobState) -> Cell | None:
         return turn(state, satellites_need_batch=True)
 
@@ -35,9 +32,6 @@ class Elastic:
 
     def may_dispatch(self, state: JobState) -> bool:
         return True
-
-    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
-        return groups
 
     def at_burst_end(self, state: JobState) -> BurstEnd:
         """Eq. (3) and the next batch's supply: w + mu N B <= C_s + capacity of all but the core."""

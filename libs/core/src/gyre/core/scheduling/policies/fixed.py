@@ -5,17 +5,13 @@ work for them or not; the others serve."""
 
 from __future__ import annotations
 
-from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import Cadence, Even
 from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
-from gyre.core.scheduling.policies.base import BurstEnd, turn
+from gyre.core.scheduling.policies.base import AsDispatched, BurstEnd, turn
 from gyre.core.scheduling.state import Cell, JobState
 
 
-class Fixed:
-    cadence: Cadence = Even()
-
+class Fixed(AsDispatched):
     def next_cell(self, state: JobState) -> Cell | None:
         if transitions.steps_done(state):
             return None
@@ -38,9 +34,6 @@ class Fixed:
             return True
         fixed = state.in_order[: _num_fixed(state)]
         return all(cell.role == "training" for cell in fixed)
-
-    def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
-        return groups
 
     def at_burst_end(self, state: JobState) -> BurstEnd:
         stays = not transitions.steps_done(state)
