@@ -63,7 +63,7 @@ def _settle(job: JobState) -> None:
     job.settled_staleness = mean_staleness(job.groups.values())
     job.executions, job.groups = {}, {}
     job.queue, job.heldout_queue = deque(), deque()
-    job.unclaimed, job.surplus_due = {}, {}
+    job.unclaimed, job.surplus_due, job.lengths = {}, {}, {}
     job.train_tasks = job.heldout_tasks = ()
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import ledger, transitions
+from gyre.core.scheduling.rules.roles import back_to_rollout
 from gyre.core.scheduling.state import JobState
 
 NextPhase = Literal["heldout_before", "training", "heldout_after", "done"]
@@ -61,16 +62,7 @@ def drain(state: JobState, now: float) -> Body | None:
     if not state.drained_sent and outstanding > 0:
         return _cancel_everything(state, now, state.drain_requested or "")
     cell = next((cell for cell in state.in_order if cell.role == "training"), None)
-    if cell is None:
-        return None
-    return sched.TransitionStarted(
-        based_on=state.sequence,
-        now=now,
-        cell=cell.cell,
-        to="rollout",
-        waterlevel=state.training.waterlevel,
-        capacity_after=ledger.rollout_capacity(state) + cell.capacity,
-    )
+    return None if cell is None else back_to_rollout(state, cell, now)
 
 
 def _cancel_everything(state: JobState, now: float, reason: str) -> Body:

@@ -14,6 +14,7 @@ from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import ledger
 from gyre.core.scheduling.deadlines import deadlines, nothing_due
 from gyre.core.scheduling.rules.life import MAX_BOOT_FAILURES
+from gyre.core.scheduling.rules.roles import back_to_rollout
 from gyre.core.scheduling.state import Cell, JobState
 
 
@@ -124,16 +125,7 @@ def serve_again(state: JobState, now: float) -> Body | None:
     if any(cell.role in ("booting", "to_rollout", "to_training") for cell in state.everyone):
         return None
     cell = next((cell for cell in reversed(state.in_order) if cell.role == "training"), None)
-    if cell is None:
-        return None
-    return sched.TransitionStarted(
-        based_on=state.sequence,
-        now=now,
-        cell=cell.cell,
-        to="rollout",
-        waterlevel=state.training.waterlevel,
-        capacity_after=cell.capacity,
-    )
+    return None if cell is None else back_to_rollout(state, cell, now)
 
 
 def _publishing(state: JobState) -> bool:

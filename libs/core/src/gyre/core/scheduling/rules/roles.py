@@ -6,7 +6,20 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.policies import policy_of
-from gyre.core.scheduling.state import JobState
+from gyre.core.scheduling.state import Cell, JobState
+
+
+def back_to_rollout(state: JobState, cell: Cell, now: float) -> Body:
+    """The way out of training outside a burst's end: whoever stayed over a publication, or must
+    serve because nobody else does."""
+    return sched.TransitionStarted(
+        based_on=state.sequence,
+        now=now,
+        cell=cell.cell,
+        to="rollout",
+        waterlevel=state.training.waterlevel,
+        capacity_after=ledger.rollout_capacity(state) + cell.capacity,
+    )
 
 
 def supply_timer(state: JobState, now: float) -> Body | None:
