@@ -59,6 +59,12 @@ class Process:
     def __init__(self, env: dict[str, str]) -> None:
         self._env = env
         self.deaths = 0
+        self._died = asyncio.Condition()
+
+    async def died(self, times: int) -> None:
+        """Waits for that many deaths: the log shows an append before its author is reaped."""
+        async with asyncio.timeout(DEADLINE_S), self._died:
+            await self._died.wait_for(lambda: self.deaths >= times)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Process]:
@@ -77,7 +83,9 @@ class Process:
             try:
                 status = await process.wait()
                 assert status == -signal.SIGKILL, status
-                self.deaths += 1
+                async with self._died:
+                    self.deaths += 1
+                    self._died.notify_all()
             except asyncio.CancelledError:
                 process.terminate()
                 await asyncio.wait_for(process.wait(), 20)
@@ -155,6 +163,7 @@ def test_a_killed_service_goes_on_and_says_exactly_what_an_undisturbed_one_says(
         world = await play(log)
         async with Process(env).running() as process:
             bodies = of_interest(await drain(world, journal))
+            await process.died(2)
         await log.close()
         assert process.deaths == 2
         assert bodies == await undisturbed()

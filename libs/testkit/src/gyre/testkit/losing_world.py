@@ -124,7 +124,12 @@ class LosingWorld(World):
 
     def _engine_back(self, cell: int) -> None:
         known = self.state.present(cell)
-        if known is not None and known.role in ("booting", "to_training"):
+        if known is None:
+            return
+        # Until the weights of an ended burst are out, the publication sends `to_rollout` back.
+        if known.role in ("booting", "to_training") or (
+            known.role == "to_rollout" and self.state.burst is None
+        ):
             self._role(cell, "rollout")
 
     def _trainer_back(self, cell: int) -> None:
