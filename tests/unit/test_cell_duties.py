@@ -11,15 +11,23 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
-from gyre.contracts.events.executions import Terminated
 from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
 from gyre.core.scheduling import JobState, evolve, next_decision
-from gyre.testkit.scheduling_world import NO_STATISTICS
+from gyre.testkit.facts import (
+    AT_0,
+    batch_opened,
+    burst_ended,
+    published,
+    role_changed,
+    saved,
+    step_completed,
+    terminated,
+    to_training,
+)
 from gyre.testkit.specs import job_spec
 
 JOB = "job"
 BATCH = "l1-s0000"
-BASIS: dict[str, Any] = {"based_on": 0, "now": 0.0}
 
 
 class Told:
@@ -32,7 +40,7 @@ class Told:
         self._sequence = 0
         self.tell(
             sched.JobSubmitted(spec=job_spec(**spec), train_tasks=("t",), heldout_tasks=()),
-            sched.JobStarted(**BASIS, cells=(0, 1, 2), lineage=1),
+            sched.JobStarted(**AT_0, cells=(0, 1, 2), lineage=1),
         )
 
     def tell(self, *bodies: Body, on: str = "") -> Told:
@@ -52,69 +60,36 @@ class Told:
         return next_decision(self.sched, 0.0)
 
 
-def _role(cell: int, role: cell_events.CellRole, version: int = 0) -> cell_events.RoleChanged:
-    return cell_events.RoleChanged(
-        cell=cell, role=role, version=version, lineage=1, engine_url=None, duration_s=0.0
-    )
-
-
-def _to_training(cell: int) -> sched.TransitionStarted:
-    return sched.TransitionStarted(
-        **BASIS, cell=cell, to="training", waterlevel=0, capacity_after=0
-    )
-
-
 def _joined(cell: int) -> cell_events.BatchJoined:
     return cell_events.BatchJoined(cell=cell, batch=BATCH, version=0, lineage=1)
 
 
 def _closed(epoch: int, *members: int) -> sched.JoinWindowClosed:
-    return sched.JoinWindowClosed(**BASIS, batch=BATCH, epoch=epoch, members=members, final=True)
+    return sched.JoinWindowClosed(**AT_0, batch=BATCH, epoch=epoch, members=members, final=True)
 
 
 def _fenced(epoch: int, *lost: int, dismissed: tuple[int, ...] = ()) -> sched.EpochFenced:
     return sched.EpochFenced(batch=BATCH, epoch=epoch, lost=lost, dismissed=dismissed, members=(0,))
 
 
-def _opened(version: int) -> sched.BatchOpened:
-    """The batch whose step makes `version` + 1."""
-    name = f"l1-s{version:04d}"
-    return sched.BatchOpened(
-        **BASIS, batch=name, step=version, version=version, lineage=1, num_groups=1
-    )
-
-
-def _step(version: int) -> cell_events.StepCompleted:
-    return cell_events.StepCompleted(
-        batch=f"l1-s{version - 1:04d}",
-        step=version - 1,
-        version=version,
-        lineage=1,
-        epoch=1,
-        members=(0,),
-        micro_steps=(),
-        statistics=NO_STATISTICS,
-    )
-
-
 def _in_training(**spec: Any) -> Told:
     """Batch open, all three cells in training and in world 1, one micro-step emitted."""
     told = Told(**spec)
     for cell in range(3):
-        told.tell(cell_events.TrainerReady(cell=cell, pid=1), _role(cell, "rollout"))
-    told.tell(sched.WorldFormed(**BASIS, epoch=1, cells=(0, 1, 2)))
+        told.tell(cell_events.TrainerReady(cell=cell, pid=1), role_changed(cell, "rollout"))
+    told.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
     for cell in range(3):
         told.tell(cell_events.WorldJoined(cell=cell, epoch=1))
         told.held[cell].world_epoch = 1
     told.tell(
-        sched.PhaseStarted(**BASIS, phase="training"),
-        sched.Dispatched(**BASIS, kind="training", groups=(), version=0, lineage=1),
+        sched.PhaseStarted(**AT_0, phase="training"),
+        sched.Dispatched(**AT_0, kind="training", groups=(), version=0, lineage=1),
     )
     for cell in range(3):
-        told.tell(_to_training(cell), _role(cell, "training"))
+        told.tell(to_training(cell), role_changed(cell, "training"))
     told.tell(
-        sched.BurstStarted(**BASIS, burst=0, first_step=0, num_steps=1),
-        sched.BatchOpened(**BASIS, batch=BATCH, step=0, version=0, lineage=1, num_groups=1),
+        sched.BurstStarted(**AT_0, burst=0, first_step=0, num_steps=1),
+        sched.BatchOpened(**AT_0, batch=BATCH, step=0, version=0, lineage=1, num_groups=1),
         cell_events.WeightsExposed(cell=0, version=0, lineage=1, host="h", port=1, checksum="c"),
         group_events.MicroStepEmitted(
             batch=BATCH,
@@ -195,7 +170,7 @@ def test_a_member_begins_anew_in_a_new_world_though_the_window_has_closed_again(
         cell_events.MicroStepClaimed(batch=BATCH, index=0, cell=1, epoch=1),
         cell_events.WorldBroken(cell=0, epoch=1, error="e"),
         _fenced(1),
-        sched.WorldFormed(**BASIS, epoch=2, cells=(0, 1, 2)),
+        sched.WorldFormed(**AT_0, epoch=2, cells=(0, 1, 2)),
         _closed(2, 0, 1),
     )
     told.held[1] = Holdings(engine_version=(1, 0), trainer_version=(1, 0), world_epoch=2)
@@ -218,24 +193,16 @@ def test_a_satellite_goes_back_with_the_bursts_weights_though_the_core_is_steps_
     """It was slow; were it to wait for the next checkpoint, rollout might miss it for good."""
     told = _in_training()
     told.tell(
-        _step(1),
-        sched.BurstEnded(
-            **BASIS,
-            burst=0,
-            core_stays=True,
-            waterlevel=0,
-            next_dispatch=0,
-            capacity_without_core=0,
-            ready=0,
-        ),
+        step_completed(1),
+        burst_ended(core_stays=True),
     )
     assert told.duty(1) is None
     told.tell(
-        cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
-        cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
-        sched.BurstStarted(**BASIS, burst=1, first_step=1, num_steps=2),
-        _opened(1),
-        _step(2),
+        saved(1),
+        published(1),
+        sched.BurstStarted(**AT_0, burst=1, first_step=1, num_steps=2),
+        batch_opened(1),
+        step_completed(2),
     )
     duty = told.duty(1)
     assert isinstance(duty, duties.ReturnToRollout)
@@ -246,8 +213,8 @@ def test_a_satellite_goes_back_with_the_bursts_weights_though_the_core_is_steps_
 def test_nobody_connects_to_a_world_that_one_of_its_trainers_has_died_in(cell: int) -> None:
     told = Told()
     for each in range(3):
-        told.tell(cell_events.TrainerReady(cell=each, pid=1), _role(each, "rollout"))
-    told.tell(sched.WorldFormed(**BASIS, epoch=1, cells=(0, 1, 2)))
+        told.tell(cell_events.TrainerReady(cell=each, pid=1), role_changed(each, "rollout"))
+    told.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
     assert isinstance(told.duty(cell), duties.AwaitWorld)
     for each in range(3):
         told.tell(cell_events.WorldReady(cell=each, epoch=1))
@@ -256,7 +223,7 @@ def test_nobody_connects_to_a_world_that_one_of_its_trainers_has_died_in(cell: i
     assert told.duty(cell) is None
     told.tell(cell_events.TrainerReady(cell=1, pid=2))
     assert told.duty(cell) is None
-    told.tell(sched.WorldFormed(**BASIS, epoch=2, cells=(0, 1, 2)))
+    told.tell(sched.WorldFormed(**AT_0, epoch=2, cells=(0, 1, 2)))
     assert isinstance(told.duty(cell), duties.AwaitWorld)
 
 
@@ -289,10 +256,10 @@ def test_a_broken_world_is_said_once() -> None:
 
 def test_a_finished_job_is_stopped_once_and_nothing_else_is_done_for_it() -> None:
     told = _in_training()
-    told.tell(sched.JobFinished(**BASIS, status="cancelled", reason="r"))
+    told.tell(sched.JobFinished(**AT_0, status="cancelled", reason="r"))
     assert isinstance(told.duty(0), duties.StopJob)
     told.held[0] = Holdings()
-    told.tell(_role(0, "offline"))
+    told.tell(role_changed(0, "offline"))
     assert told.duty(0) is None
     assert told.sched.cells[0].role == "offline"
 
@@ -302,36 +269,24 @@ def test_an_execution_that_ended_before_its_move_holds_no_slot() -> None:
     plan = sched.GroupPlan(group="g", task="t", executions=("e",))
     order = sched.StartOrder(execution="e", group="g", task="t", cell=0, seed=0)
     told.tell(
-        sched.Dispatched(**BASIS, kind="training", groups=(plan,), version=0, lineage=1),
-        sched.StartOrdered(**BASIS, orders=(order,)),
-        sched.ExecutionsCancelled(**BASIS, queued=(), running=("e",), reason="r"),
+        sched.Dispatched(**AT_0, kind="training", groups=(plan,), version=0, lineage=1),
+        sched.StartOrdered(**AT_0, orders=(order,)),
+        sched.ExecutionsCancelled(**AT_0, queued=(), running=("e",), reason="r"),
     )
-    evolve(told.sched, 99, _terminated("e"))
+    evolve(told.sched, 99, terminated("e", "cancelled"))
     move = sched.Move(execution="e", source=0, destination=2)
-    told.tell(_to_training(0).model_copy(update={"moves": (move,)}))
+    told.tell(to_training(0).model_copy(update={"moves": (move,)}))
     assert not any(cell.executions for cell in told.sched.cells.values())
-
-
-def _terminated(execution: str) -> Body:
-    return Terminated(
-        execution=execution,
-        attempt=1,
-        reason="cancelled",
-        exit_code=None,
-        signal=None,
-        workspace=None,
-        duration_s=0.0,
-    )
 
 
 def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
     told = _in_training()
     told.tell(
-        _step(1),
-        cell_events.CheckpointSaved(version=1, lineage=1, path="/c1", checksum="c"),
-        cell_events.WeightsPublished(version=1, lineage=1, path="/c1", confirmed_by=()),
-        _opened(1),
-        _step(2),
+        step_completed(1),
+        saved(1),
+        published(1),
+        batch_opened(1),
+        step_completed(2),
         cell_events.TrainerLost(cell=0, error="e"),
     )
     told.held[0] = Holdings(engine_version=(1, 0))
@@ -343,7 +298,7 @@ def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
     assert (restored.lineage, restored.version, restored.checkpoint) == (2, 1, "/c1")
     told.tell(restored)
     assert told.duty(0) == duties.RestoreCore(path="/c1", version=(2, 1))
-    told.tell(_role(1, "rollout"))
+    told.tell(role_changed(1, "rollout"))
     loading = told.duty(1)
     assert isinstance(loading, duties.LoadWeights)
     assert loading.checkpoint.version == (2, 1)
@@ -353,7 +308,7 @@ def test_an_engine_enters_rollout_with_the_newest_durable_weights() -> None:
     told = Told()
     told.tell(
         cell_events.TrainerReady(cell=1, pid=1),
-        cell_events.CheckpointSaved(version=3, lineage=1, path="/c3", checksum="c"),
+        saved(3),
     )
     assert isinstance(told.duty(1), duties.LoadWeights)
     told.held[1].engine_version = (1, 3)

@@ -21,11 +21,19 @@ from gyre.core.scheduling.cluster import (
     next_job_start,
 )
 from gyre.core.scheduling.state import JobState
-from gyre.testkit.scheduling_world import NO_STATISTICS
+from gyre.testkit.facts import (
+    AT_0,
+    batch_opened,
+    burst_ended,
+    published,
+    role_changed,
+    saved,
+    step_completed,
+    to_training,
+)
 from gyre.testkit.specs import job_spec
 
 JOB = "job"
-AT_0: dict[str, Any] = {"based_on": 0, "now": 0.0}
 DEADLINES = {"transition_deadline_s": 10.0, "boot_deadline_s": 100.0}
 
 
@@ -64,7 +72,7 @@ class Told:
 
     def in_rollout(self) -> Told:
         for cell in range(3):
-            self.tell(cell_events.TrainerReady(cell=cell, pid=1), _role(cell, "rollout"))
+            self.tell(cell_events.TrainerReady(cell=cell, pid=1), role_changed(cell, "rollout"))
         self.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
         for cell in range(3):
             self.tell(cell_events.WorldJoined(cell=cell, epoch=1))
@@ -78,10 +86,10 @@ class Told:
         """The core alone in training, its batch open."""
         self.in_rollout()
         return self.tell(
-            _to_training(0),
-            _role(0, "training"),
+            to_training(0),
+            role_changed(0, "training"),
             sched.BurstStarted(**AT_0, burst=0, first_step=0, num_steps=2),
-            _opened(0),
+            batch_opened(0),
             cell_events.BatchJoined(cell=0, batch="l1-s0000", version=0, lineage=1),
         )
 
@@ -89,63 +97,9 @@ class Told:
         """One step done, the burst ended, nothing saved yet."""
         self.in_batch()
         return self.tell(
-            _step(1),
-            sched.BurstEnded(
-                **AT_0,
-                burst=0,
-                core_stays=False,
-                waterlevel=0,
-                next_dispatch=0,
-                capacity_without_core=0,
-                ready=0,
-            ),
+            step_completed(1),
+            burst_ended(core_stays=False),
         )
-
-
-def _role(cell: int, role: cell_events.CellRole, version: int = 0) -> cell_events.RoleChanged:
-    return cell_events.RoleChanged(
-        cell=cell, role=role, version=version, lineage=1, engine_url=None, duration_s=0.0
-    )
-
-
-def _to_training(cell: int) -> sched.TransitionStarted:
-    return sched.TransitionStarted(**AT_0, cell=cell, to="training", waterlevel=0, capacity_after=0)
-
-
-def _opened(version: int) -> sched.BatchOpened:
-    return sched.BatchOpened(
-        **AT_0,
-        batch=f"l1-s{version:04d}",
-        step=version,
-        version=version,
-        lineage=1,
-        num_groups=1,
-    )
-
-
-def _step(version: int) -> cell_events.StepCompleted:
-    return cell_events.StepCompleted(
-        batch=f"l1-s{version - 1:04d}",
-        step=version - 1,
-        version=version,
-        lineage=1,
-        epoch=1,
-        members=(0,),
-        micro_steps=(),
-        statistics=NO_STATISTICS,
-    )
-
-
-def _saved(version: int) -> cell_events.CheckpointSaved:
-    return cell_events.CheckpointSaved(
-        version=version, lineage=1, path=f"/c{version}", checksum="c"
-    )
-
-
-def _published(version: int, lineage: int = 1) -> cell_events.WeightsPublished:
-    return cell_events.WeightsPublished(
-        version=version, lineage=lineage, path=f"/c{version}", confirmed_by=()
-    )
 
 
 def _lost(cell: int) -> sched.CellLost:
@@ -160,7 +114,7 @@ def test_a_lost_cell_stops_says_that_it_is_offline_and_is_free() -> None:
         JOB,
         sched.CellJoined(based_on=told.cluster.sequence, now=0.0, cell=3, index=2),
     )
-    told.tell(_role(2, "offline"))
+    told.tell(role_changed(2, "offline"))
     assert told.duty(2) is None
     joining = next_cell_join(told.cluster, 0.0)
     assert joining is not None
@@ -171,7 +125,7 @@ def test_what_a_lost_cell_still_says_counts_for_nobody() -> None:
     """It was only cut off, and has not heard yet."""
     told = Told().in_batch().tell(_lost(1))
     told.tell(
-        _role(1, "rollout"),
+        role_changed(1, "rollout"),
         cell_events.TrainerReady(cell=1, pid=2),
         cell_events.BatchJoined(cell=1, batch="l1-s0000", version=0, lineage=1),
         cell_events.MicroStepClaimed(batch="l1-s0000", index=0, cell=1, epoch=1),
@@ -187,19 +141,19 @@ def test_what_a_lost_cell_still_says_counts_for_nobody() -> None:
 
 
 def test_a_step_and_a_checkpoint_of_a_core_that_only_seemed_lost_are_void() -> None:
-    told = Told().in_batch().tell(_lost(0), _step(1), _saved(1), _published(1))
+    told = Told().in_batch().tell(_lost(0), step_completed(1), saved(1), published(1))
     assert (told.state.version, told.state.durable_version, told.state.published) == (0, 0, 0)
     assert (told.cells[1].version, told.cells[1].checkpoint) == ((1, 0), None)
     restored = next_decision(told.state, 0.0)
     assert isinstance(restored, sched.Restored)
     assert (restored.version, restored.lineage) == (0, 2)
-    told.tell(restored, _saved(1), _published(1))
+    told.tell(restored, saved(1), published(1))
     assert (told.state.durable_version, told.state.published) == (0, 0)
     assert told.cells[1].version == told.cells[1].published == (2, 0)
 
 
 def test_the_next_cell_is_the_core_and_restores_what_is_durable() -> None:
-    told = Told().burst_over().tell(_saved(1), _published(1), _lost(0))
+    told = Told().burst_over().tell(saved(1), published(1), _lost(0))
     assert told.state.core.cell == 1
     checkpoint = told.cells[1].checkpoint
     assert checkpoint is not None
@@ -215,7 +169,7 @@ def test_the_next_cell_is_the_core_and_restores_what_is_durable() -> None:
 
 
 def test_a_checkpoint_that_a_lost_core_did_not_publish_the_next_one_does() -> None:
-    told = Told().burst_over().tell(_saved(1), _lost(0))
+    told = Told().burst_over().tell(saved(1), _lost(0))
     restored = next_decision(told.state, 0.0)
     assert isinstance(restored, sched.Restored)
     told.tell(restored)
@@ -228,14 +182,14 @@ def test_a_checkpoint_that_a_lost_core_did_not_publish_the_next_one_does() -> No
     publish = told.duty(1)
     assert isinstance(publish, duties.Publish)
     assert publish.confirmed_by == (1, 2)
-    told.tell(_published(1, lineage=2))
+    told.tell(published(1, lineage=2))
     assert told.state.published == 1
     assert told.state.burst is None
     assert told.state.dispatch_due
 
 
 def test_a_cell_joins_in_the_middle_with_the_newest_weights_and_the_free_place() -> None:
-    told = Told(cells=3).burst_over().tell(_saved(1), _published(1), _lost(1))
+    told = Told(cells=3).burst_over().tell(saved(1), published(1), _lost(1))
     told.tell(sched.CellJoined(**AT_0, cell=3, index=2))
     told.held[3] = Holdings()
     assert told.state.order == (0, 2, 3)
@@ -246,7 +200,7 @@ def test_a_cell_joins_in_the_middle_with_the_newest_weights_and_the_free_place()
     told.held[3].trainer_version = (1, 1)
     told.tell(cell_events.TrainerReady(cell=3, pid=1))
     assert told.duty(3) == duties.ReportRollout(version=(1, 1))
-    told.tell(_role(3, "rollout", 1))
+    told.tell(role_changed(3, "rollout", 1))
     assert told.duty(3) is None
     told.tell(sched.WorldFormed(**AT_0, epoch=2, cells=(0, 2, 3)))
     assert told.duty(3) == duties.AwaitWorld(epoch=2)
@@ -280,22 +234,12 @@ def test_an_engine_that_died_has_as_long_as_a_boot_from_when_the_scheduler_saw_i
 
 def test_a_satellite_has_time_to_go_back_only_from_when_the_core_is_durable() -> None:
     told = Told().in_batch()
-    told.tell(_to_training(1), _role(1, "training"), _step(1))
-    ended = sched.BurstEnded(
-        based_on=0,
-        now=100.0,
-        burst=0,
-        core_stays=False,
-        waterlevel=0,
-        next_dispatch=0,
-        capacity_without_core=0,
-        ready=0,
-    )
-    told.tell(ended)
+    told.tell(to_training(1), role_changed(1, "training"), step_completed(1))
+    told.tell(burst_ended(core_stays=False, now=100.0))
     late = next_decision(told.state, 110.0)
     assert isinstance(late, sched.CellLost)
     assert (late.cell, late.reason) == (0, "it saved no checkpoint within 10 s")
-    told.tell(_saved(1), cell_events.WeightsLoaded(cell=2, version=1, lineage=1, checksum="c"))
+    told.tell(saved(1), cell_events.WeightsLoaded(cell=2, version=1, lineage=1, checksum="c"))
     assert not isinstance(next_decision(told.state, 119.0), sched.CellLost)
     late = next_decision(told.state, 120.0)
     assert isinstance(late, sched.CellLost)
@@ -318,10 +262,10 @@ def test_a_cell_that_was_asked_back_or_is_silent_or_was_lost_too_often_is_not_ta
     told.tell(sched.ReleaseRequested(cell=2))
     released = next_decision(told.state, 0.0)
     assert isinstance(released, sched.CellReleased)
-    told.tell(released, _role(2, "offline"))
+    told.tell(released, role_changed(2, "offline"))
     assert next_cell_join(told.cluster, 0.0, frozenset({3})) is None
     for _ in range(MAX_LOSSES):
-        told.tell(sched.CellJoined(**AT_0, cell=3, index=2), _lost(3), _role(3, "offline"))
+        told.tell(sched.CellJoined(**AT_0, cell=3, index=2), _lost(3), role_changed(3, "offline"))
     assert next_cell_join(told.cluster, 0.0) is None
 
 

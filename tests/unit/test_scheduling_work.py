@@ -15,7 +15,8 @@ import pytest
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import groups as group_events
 from gyre.core.scheduling import evolve, next_decision
-from gyre.testkit.busy_job import BusyJob, busy_job, started, terminated
+from gyre.testkit.busy_job import BusyJob, busy_job, started
+from gyre.testkit.facts import terminated
 
 FACTS: dict[str, Callable[[BusyJob, str], Body]] = {
     "started": started,

@@ -33,10 +33,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """content: text parts joined, "" for none. reasoning: the assistant's, if it was sent."""
+    """content: the text, "" for none. blocks: the text blocks that it is made of, joined by line
+    breaks, where a client sent several. reasoning: the assistant's, if it was sent."""
 
     role: Role
     content: str
+    blocks: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str | None = None

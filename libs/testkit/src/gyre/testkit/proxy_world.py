@@ -38,7 +38,7 @@ from gyre.contracts.events.scheduling import (
 )
 from gyre.core.routing import weight_version_name
 from gyre.core.tree import Tree
-from gyre.proxy.app import KEEPALIVE_S, ChatApp
+from gyre.proxy.app import KEEPALIVE_S, ProxyApp
 from gyre.proxy.engines import Engines, engine_session
 from gyre.proxy.service import Proxy
 from gyre.testkit.specs import job_spec
@@ -266,7 +266,7 @@ async def running_proxy(
         caught_up = asyncio.create_task(proxy.caught_up.wait())
         await asyncio.wait({caught_up, following}, return_when="FIRST_COMPLETED")
         runner = web.AppRunner(
-            ChatApp(proxy, clock, keepalive_s=keepalive_s).application(),
+            ProxyApp(proxy, clock, keepalive_s=keepalive_s).application(),
             handler_cancellation=True,
             access_log=None,
         )

@@ -19,7 +19,7 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime, service_main
-from gyre.proxy.app import ChatApp
+from gyre.proxy.app import ProxyApp
 from gyre.proxy.engines import Engines, engine_session
 from gyre.proxy.service import Proxy
 from gyre.proxy.settings import ProxySettings
@@ -54,7 +54,7 @@ async def _caught_up(proxy: Proxy, following: asyncio.Task[None]) -> None:
 async def _serve(
     proxy: Proxy, clock: SystemClock, settings: ProxySettings, runtime: Runtime
 ) -> None:
-    app = ChatApp(proxy, clock).application()
+    app = ProxyApp(proxy, clock).application()
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     try:

@@ -1,8 +1,8 @@
-"""The HTTP face: OpenAI's chat completions for harnesses, a health check for the supervisor.
+"""The HTTP face: each vendor's API for harnesses, a health check for the supervisor.
 
 Content goes out only when the turn is whole and in the log. A client that waits longer than
-KEEPALIVE_S on a stream is kept alive by empty deltas; headers are held back until then, so that
-most failures still have a status of their own.
+KEEPALIVE_S on a stream is kept alive by events that say nothing; headers are held back until then,
+so that most failures still have a status of their own.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.keys import KeyIdentity
 from gyre.adapters.logging import bind, get_logger
-from gyre.proxy import openai_chat as openai
-from gyre.proxy.calls import CallFailed
+from gyre.proxy.apis import chat
+from gyre.proxy.apis.base import Api, Exchange, Opened
+from gyre.proxy.apis.chat import Chat
 from gyre.proxy.live import Live, OpenCall
-from gyre.proxy.openai_chat import Answer, BadRequest, ChatRequest
+from gyre.proxy.requests import Answer, Fault, Sampling
 from gyre.proxy.service import Proxy, Unauthorized
 from gyre.proxy.tokenizer import ModelFilesError
-from gyre.proxy.turns import completion_id
 
 # Far below the 300 s after which agent programs give up on a silent stream.
 KEEPALIVE_S = 10.0
 MAX_BODY_BYTES = 64 * 2**20
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+# What is nobody's business beyond the check of the key.
+_CREDENTIALS = ("authorization", "x-api-key", "cookie")
+
+_CHAT = Chat()
+_APIS: dict[str, Api] = {"/v1/chat/completions": _CHAT}
 
 
-class ChatApp:
+class ProxyApp:
     """Handlers over a Proxy. Holds no state of calls."""
 
     def __init__(self, proxy: Proxy, clock: Clock, *, keepalive_s: float = KEEPALIVE_S) -> None:
@@ -39,9 +44,10 @@ class ChatApp:
         self._keepalive_s = keepalive_s
 
     def application(self) -> web.Application:
-        """The routes, with errors in OpenAI's shape."""
+        """The routes, each with errors in its API's shape."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-        app.router.add_post("/v1/chat/completions", self._chat)
+        for path, api in _APIS.items():
+            app.router.add_post(path, self._call(api))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/healthz", self._health)
         return app
@@ -51,64 +57,74 @@ class ChatApp:
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
 
     async def _models(self, request: web.Request) -> web.Response:
-        await self._proxy.authorize(_key(request))
-        body = openai.models("policy", int(self._clock.now()))
+        await self._proxy.authorize(_CHAT.key(_headers(request)))
+        body = chat.models("policy", int(self._clock.now()))
         return web.Response(body=body, content_type="application/json")
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        identity = await self._proxy.authorize(_key(request))
-        with bind(job=identity.job, execution=identity.execution):
-            return await self._complete(request, identity)
+    def _call(self, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            headers = _headers(request)
+            identity = await self._proxy.authorize(api.key(headers))
+            with bind(job=identity.job, execution=identity.execution):
+                return await self._complete(request, api, headers, identity)
 
-    async def _complete(self, request: web.Request, identity: KeyIdentity) -> web.StreamResponse:
+        return handle
+
+    async def _complete(
+        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
+    ) -> web.StreamResponse:
         body = await request.read()
         live, served = self._proxy.live(identity)
         rollout = served.spec.rollout
-        chat = openai.parse_request(
-            body, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
+        sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
+        kept = {name: text for name, text in headers.items() if name not in _CREDENTIALS}
+        exchange = api.parse(body, kept, sampling)
+        is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        found = self._proxy.calls.begin(
+            live, identity.attempt, exchange.request, served, is_retry=is_retry
         )
-        is_retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        found = self._proxy.calls.begin(live, identity.attempt, chat, served, is_retry=is_retry)
         if isinstance(found, Answer):
-            return await _respond(request, chat, found, _Stream(request))
-        return await self._wait(request, chat, live, found)
+            return await _respond(request, exchange, found, _Stream(request))
+        return await self._wait(request, exchange, live, found)
 
     async def _wait(
-        self, request: web.Request, chat: ChatRequest, live: Live, call: OpenCall
+        self, request: web.Request, exchange: Exchange, live: Live, call: OpenCall
     ) -> web.StreamResponse:
         call.num_waiting += 1
         delivered = False
         reason = "the client left"
         stream = _Stream(request)
         try:
-            answer = await self._answer(chat, call, stream)
-            response = await _respond(request, chat, answer, stream)
+            answer = await self._answer(exchange, call, stream)
+            response = await _respond(request, exchange, answer, stream)
             delivered = True
             return response
-        except CallFailed as failure:
+        except Fault as fault:
             if not stream.is_open:
                 raise
-            return await stream.fail(failure)
+            return await stream.fail(exchange, fault)
         except ConnectionError as error:
             reason = f"the connection broke: {type(error).__name__}"
             raise
         finally:
             self._proxy.calls.leave(live, call, delivered=delivered, reason=reason)
 
-    async def _answer(self, chat: ChatRequest, call: OpenCall, stream: _Stream) -> Answer:
+    async def _answer(self, exchange: Exchange, call: OpenCall, stream: _Stream) -> Answer:
         """The whole turn; keeps a streaming client alive meanwhile."""
         assert call.task is not None
-        if not chat.stream:
+        if not exchange.request.stream:
             return await asyncio.shield(call.task)
-        identity, created = completion_id(call.id), int(self._clock.now())
+        opened = Opened(
+            call=call.id,
+            created=int(self._clock.now()),
+            num_input_tokens=call.plan.num_input_tokens,
+        )
         while True:
             done, _ = await asyncio.wait({call.task}, timeout=self._keepalive_s)
             if done:
                 return call.task.result()
-            if stream.is_open:
-                await stream.write(openai.idle_chunk(identity, created, chat.model))
-            else:
-                await stream.write(openai.opening_chunk(identity, created, chat.model))
+            say = exchange.idle if stream.is_open else exchange.opening
+            await stream.write(say(opened))
 
 
 class _Stream:
@@ -134,28 +150,27 @@ class _Stream:
         await self._response.write_eof()
         return self._response
 
-    async def fail(self, failure: CallFailed) -> web.StreamResponse:
+    async def fail(self, exchange: Exchange, fault: Fault) -> web.StreamResponse:
         """An error for a client that has the headers already."""
-        body = openai.error_body(str(failure), status=failure.status, code=failure.code, param=None)
-        await self.write(openai.error_event(body))
+        await self.write(exchange.error_event(fault))
         return await self.close()
 
 
 async def _respond(
-    request: web.Request, chat: ChatRequest, answer: Answer, stream: _Stream
+    request: web.Request, exchange: Exchange, answer: Answer, stream: _Stream
 ) -> web.StreamResponse:
     """Sends the whole answer. Raises ConnectionError when the client is gone."""
-    if chat.stream:
-        events = openai.answer_chunks(answer, chat.model, include_usage=chat.include_usage)
+    if exchange.request.stream:
         opening = b""
         if not stream.is_open:
-            opening = openai.opening_chunk(answer.id, answer.created, chat.model)
-        await stream.write(opening + b"".join(events))
+            opened = Opened(
+                call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens
+            )
+            opening = exchange.opening(opened)
+        await stream.write(opening + b"".join(exchange.events(answer)))
         response = await stream.close()
     else:
-        response = web.Response(
-            body=openai.completion(answer, chat.model), content_type="application/json"
-        )
+        response = web.Response(body=exchange.body(answer), content_type="application/json")
         await response.prepare(request)
         await response.write_eof()
     if request.transport is None or request.transport.is_closing():
@@ -167,29 +182,29 @@ async def _respond(
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turns what this service knows to go wrong into OpenAI's error shape."""
+    """Turns what this service knows to go wrong into the API's error shape."""
     try:
         return await handler(request)
-    except BadRequest as error:
-        return _error(str(error), status=error.status, code=error.code, param=error.param)
+    except Fault as fault:
+        return _error(request, fault)
     except Unauthorized as error:
-        return _error(str(error), status=401, code="invalid_api_key")
-    except CallFailed as error:
-        return _error(str(error), status=error.status, code=error.code)
+        return _error(request, Fault(str(error), status=401, code="invalid_api_key"))
     except (ModelFilesError, EventLogError) as error:
         get_logger().error("request_failed", error=str(error))
-        return _error(str(error), status=500, code="internal_error")
+        return _error(request, Fault(str(error), status=500, code="internal_error"))
     except web.HTTPException as error:
-        return _error(error.reason, status=error.status, code=None)
+        return _error(request, Fault(error.reason, status=error.status, code=None))
 
 
-def _error(
-    message: str, *, status: int, code: str | None, param: str | None = None
-) -> web.Response:
-    body = openai.error_body(message, status=status, code=code, param=param)
-    return web.Response(status=status, body=body, content_type="application/json")
+def _error(request: web.Request, fault: Fault) -> web.Response:
+    reply = _APIS.get(request.path, _CHAT).error(fault)
+    return web.Response(
+        status=reply.status,
+        body=reply.body,
+        headers=dict(reply.headers),
+        content_type="application/json",
+    )
 
 
-def _key(request: web.Request) -> str | None:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+def _headers(request: web.Request) -> dict[str, str]:
+    return {name.lower(): text for name, text in request.headers.items()}

@@ -1,6 +1,6 @@
 """Calls of executions: from a request to a committed answer, and what becomes of it.
 
-consumes: chat requests with a checked identity; the facts' effects on open calls
+consumes: requests with a checked identity; the facts' effects on open calls
 produces: call_recorded before any content reaches the client; call_undelivered if it does not
 waits for: the generation; the log's acknowledgement
 is unblocked by: the engine, a change of route, the client's leaving, the end of the execution
@@ -31,17 +31,8 @@ from gyre.proxy.generation import (
     Generator,
 )
 from gyre.proxy.live import Live, OpenCall, Served
-from gyre.proxy.openai_chat import Answer, BadRequest, ChatRequest, TokenLogprob
+from gyre.proxy.requests import Answer, ContextFull, Fault, Request, TokenLogprob
 from gyre.proxy.turns import as_answer, sent_turn
-
-
-class CallFailed(Exception):
-    """The client gets an error instead of a turn. status: HTTP's."""
-
-    def __init__(self, message: str, *, status: int, code: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 class Calls:
@@ -52,11 +43,11 @@ class Calls:
         self._clock = clock
 
     def begin(
-        self, live: Live, attempt: int, request: ChatRequest, served: Served, *, is_retry: bool
+        self, live: Live, attempt: int, request: Request, served: Served, *, is_retry: bool
     ) -> OpenCall | Answer:
         """Starts a call, or joins the one that the request repeats, or finds its answer.
 
-        Raises BadRequest when the context is full.
+        Raises ContextFull.
         """
         codec = served.codec
         plan = live.matcher.plan(request.messages, request.tools, attempt=attempt, encoder=codec)
@@ -66,11 +57,8 @@ class Calls:
                 return known
         room = served.spec.model.context_tokens - plan.num_input_tokens
         if room < 1:
-            raise BadRequest(
-                f"This model's maximum context length is {served.spec.model.context_tokens} "
-                f"tokens. However, your messages resulted in {plan.num_input_tokens} tokens.",
-                code="context_length_exceeded",
-                param="messages",
+            raise ContextFull(
+                num_tokens=plan.num_input_tokens, context_tokens=served.spec.model.context_tokens
             )
         call = self._open(live, attempt, plan, served, room)
         call.task = asyncio.create_task(self._run(live, call, request, codec))
@@ -108,10 +96,10 @@ class Calls:
         live.open[call_id] = call
         return call
 
-    async def _run(self, live: Live, call: OpenCall, request: ChatRequest, codec: Codec) -> Answer:
+    async def _run(self, live: Live, call: OpenCall, request: Request, codec: Codec) -> Answer:
         started = asyncio.get_running_loop().time()
         generation = call.generation
-        failure: CallFailed | None = None
+        failure: Fault | None = None
 
         async def report(event: CallRerouted) -> None:
             await live.log.append(event, call.id, generation.num_reroutes)
@@ -122,7 +110,7 @@ class Calls:
             except GenerationFailed as error:
                 failure = _failure(error)
             except GenerationStopped as error:
-                failure = CallFailed(str(error), status=503, code="call_aborted")
+                failure = Fault(str(error), status=503, code="call_aborted")
             turn = codec.parse(generation.output_ids, tool_calls=request.tool_calls)
             seconds = asyncio.get_running_loop().time() - started
             event = _recorded(live, call, request, turn, failure, seconds)
@@ -140,7 +128,7 @@ class Calls:
             del live.open[call.id]
 
     def _answer(
-        self, live: Live, call: OpenCall, turn: ParsedTurn, request: ChatRequest, codec: Codec
+        self, live: Live, call: OpenCall, turn: ParsedTurn, request: Request, codec: Codec
     ) -> Answer:
         generation = call.generation
         logprobs = zip(generation.output_ids, generation.logprobs, strict=True)
@@ -198,9 +186,9 @@ def _running(live: Live, attempt: int, plan: Plan) -> OpenCall | None:
 def _recorded(
     live: Live,
     call: OpenCall,
-    request: ChatRequest,
+    request: Request,
     turn: ParsedTurn,
-    failure: CallFailed | None,
+    failure: Fault | None,
     seconds: float,
 ) -> CallRecorded:
     generation = call.generation
@@ -250,20 +238,18 @@ async def _record_undelivered(live: Live, call: str, reason: str) -> None:
     live.matcher.tree.evolve(event)
 
 
-def _failure(error: GenerationFailed) -> CallFailed:
+def _failure(error: GenerationFailed) -> Fault:
     if error.retryable:
-        return CallFailed(str(error), status=503, code="no_engine")
-    return CallFailed(str(error), status=500, code="engine_refused")
+        return Fault(str(error), status=503, code="no_engine")
+    return Fault(str(error), status=500, code="engine_refused")
 
 
-def _unrecorded(error: EventLogError) -> CallFailed:
+def _unrecorded(error: EventLogError) -> Fault:
     """The turn may not reach the client: what is not in the log was never sampled."""
     match error:
         case SequenceConflict():
-            return CallFailed("the execution's calls are closed", status=409, code="calls_sealed")
+            return Fault("the execution's calls are closed", status=409, code="calls_sealed")
         case EventTooLarge():
-            return CallFailed(
-                f"the call is too large to record: {error}", status=500, code="too_large"
-            )
+            return Fault(f"the call is too large to record: {error}", status=500, code="too_large")
         case _:
-            return CallFailed(f"the call was not recorded: {error}", status=503, code="log_away")
+            return Fault(f"the call was not recorded: {error}", status=503, code="log_away")

@@ -12,8 +12,8 @@ from gyre.core.tree import Tree
 from gyre.proxy.encoding import Codec
 from gyre.proxy.executions import Execution
 from gyre.proxy.generation import Generation
-from gyre.proxy.openai_chat import Answer
 from gyre.proxy.recorder import CallLog
+from gyre.proxy.requests import Answer
 from gyre.proxy.turns import sent_turn
 
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from gyre.core.matching import SentTurn
 from gyre.proxy.encoding import ParsedTurn
-from gyre.proxy.openai_chat import Answer, AnswerCall, TokenLogprob
+from gyre.proxy.requests import Answer, AnswerCall, TokenLogprob
 
 
 def sent_turn(call: str, turn: ParsedTurn) -> SentTurn:
@@ -22,11 +22,6 @@ def tool_call_id(call: str, index: int) -> str:
     return "call_" + sha256(f"{call}\x1f{index}".encode()).hexdigest()[:24]
 
 
-def completion_id(call: str) -> str:
-    """`chatcmpl-` and 24 hex digits: clients merge answers that share an id."""
-    return "chatcmpl-" + sha256(call.encode()).hexdigest()[:24]
-
-
 def as_answer(
     call: str,
     turn: ParsedTurn,
@@ -40,7 +35,7 @@ def as_answer(
 ) -> Answer:
     """The answer that `turn` makes. created: unix seconds. finish: unless it ends in tool calls."""
     return Answer(
-        id=completion_id(call),
+        call=call,
         created=created,
         content=turn.content,
         reasoning=turn.reasoning,

@@ -7,20 +7,40 @@ from typing import Any
 import orjson
 import pytest
 
-from gyre.proxy import openai_chat as openai
-from gyre.proxy.openai_chat import Answer, AnswerCall, BadRequest, TokenLogprob
+from gyre.proxy.apis.base import Opened
+from gyre.proxy.apis.chat import Chat, ChatExchange, completion_id
+from gyre.proxy.requests import (
+    Answer,
+    AnswerCall,
+    BadRequest,
+    ContextFull,
+    Fault,
+    Request,
+    Sampling,
+    TokenLogprob,
+)
 
 USER = [{"role": "user", "content": "hi"}]
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=64)
 
 
-def parse(**fields: Any) -> openai.ChatRequest:
-    body = orjson.dumps({"messages": USER} | fields)
-    return openai.parse_request(body, temperature=1.0, max_new_tokens=64)
+def exchange(**fields: Any) -> ChatExchange:
+    body = orjson.dumps({"model": "m", "messages": USER} | fields)
+    return Chat().parse(body, {}, SAMPLING)
+
+
+def parse(**fields: Any) -> Request:
+    return exchange(**fields).request
+
+
+def answered(given: Answer) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(exchange().body(given))
+    return found
 
 
 def answer(**fields: Any) -> Answer:
     given: dict[str, Any] = {
-        "id": "chatcmpl-1",
+        "call": "job-g0-e0-c00000",
         "created": 1,
         "content": "hello",
         "reasoning": None,
@@ -68,7 +88,7 @@ def test_what_cannot_be_served_is_a_bad_request(fields: dict[str, Any]) -> None:
 def test_a_body_that_is_no_json_object_is_a_bad_request() -> None:
     for body in (b"", b"[]", b"{", b'"x"'):
         with pytest.raises(BadRequest):
-            openai.parse_request(body, temperature=1.0, max_new_tokens=1)
+            Chat().parse(body, {}, SAMPLING)
 
 
 def test_text_response_format_is_the_default_and_served() -> None:
@@ -78,7 +98,7 @@ def test_text_response_format_is_the_default_and_served() -> None:
 def test_an_answer_with_tool_calls_has_null_content() -> None:
     calls = (AnswerCall(id="call_1", name="run", arguments='{"a": 1}'),)
     given = answer(content="", tool_calls=calls, finish_reason="tool_calls")
-    body = orjson.loads(openai.completion(given, "m"))
+    body = answered(given)
     message = body["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"][0]["function"] == {"name": "run", "arguments": '{"a": 1}'}
@@ -87,7 +107,7 @@ def test_an_answer_with_tool_calls_has_null_content() -> None:
 
 
 def test_an_empty_answer_is_an_empty_string() -> None:
-    body = orjson.loads(openai.completion(answer(content=""), "m"))
+    body = answered(answer(content=""))
     assert body["choices"][0]["message"]["content"] == ""
 
 
@@ -97,11 +117,12 @@ def test_a_stream_says_the_same_as_the_whole_answer() -> None:
         AnswerCall(id="call_2", name="walk", arguments="{}"),
     )
     given = answer(tool_calls=calls, reasoning="hm", finish_reason="tool_calls")
-    opening = openai.opening_chunk(given.id, given.created, "m")
-    events = [opening, *openai.answer_chunks(given, "m", include_usage=True)]
+    asked = exchange(stream=True, stream_options={"include_usage": True})
+    opened = Opened(call=given.call, created=given.created, num_input_tokens=3)
+    events = [asked.opening(opened), asked.idle(opened), *asked.events(given)]
     assert events[-1] == b"data: [DONE]\n\n"
     chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events[:-1]]
-    assert {chunk["id"] for chunk in chunks} == {given.id}
+    assert {chunk["id"] for chunk in chunks} == {completion_id(given.call)}
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(delta.get("content", "") for delta in deltas) == "hello"
@@ -113,10 +134,10 @@ def test_a_stream_says_the_same_as_the_whole_answer() -> None:
 
 def test_logprobs_come_when_they_were_asked_for() -> None:
     given = answer(logprobs=(TokenLogprob(token="é", logprob=-0.5),))
-    body = orjson.loads(openai.completion(given, "m"))
+    body = answered(given)
     [entry] = body["choices"][0]["logprobs"]["content"]
     assert entry == {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
-    assert orjson.loads(openai.completion(answer(), "m"))["choices"][0]["logprobs"] is None
+    assert answered(answer())["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize(
@@ -124,5 +145,15 @@ def test_logprobs_come_when_they_were_asked_for() -> None:
     [(400, "invalid_request_error"), (401, "authentication_error"), (503, "server_error")],
 )
 def test_errors_have_openais_shape(status: int, kind: str) -> None:
-    body = orjson.loads(openai.error_body("no", status=status, code="c", param=None))
-    assert body == {"error": {"message": "no", "type": kind, "param": None, "code": "c"}}
+    reply = Chat().error(Fault("no", status=status, code="c"))
+    assert reply.status == status
+    assert orjson.loads(reply.body) == {
+        "error": {"message": "no", "type": kind, "param": None, "code": "c"}
+    }
+
+
+def test_a_full_context_is_told_in_openais_words() -> None:
+    reply = Chat().error(ContextFull(num_tokens=9, context_tokens=8))
+    error = orjson.loads(reply.body)["error"]
+    assert (reply.status, error["code"]) == (400, "context_length_exceeded")
+    assert error["message"].startswith("This model's maximum context length is 8 tokens.")
