@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
-import io
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -27,19 +23,13 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.testkit.command_line import Ended, one_line, run_command
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
 
 KEY = make_key("s", KeyIdentity(job="job", execution="job-g0000-e0", attempt=1))
 STACK_SECRET = "5ecre7" * 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +41,10 @@ class Terminal:
     facts: list[tuple[int, float, Body]]
 
     def gyre(self, *arguments: str, stack: bool = True) -> Ended:
-        """The command's `main`, in this process: a new one takes a second to import."""
         env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "COLUMNS": "200"}
         env |= {"GYRE_HOME": str(self.home / "stack")}
         env |= {"GYRE_NATS_URL": self.nats} if stack else {}
-        out, err, status = io.StringIO(), io.StringIO(), 0
-        with (
-            mock.patch.dict(os.environ, env, clear=True),
-            mock.patch.object(sys, "argv", ["gyre", *arguments]),
-            mock.patch.object(app, "configure_logging"),
-            contextlib.chdir(self.home),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            try:
-                app.main()
-            except SystemExit as ended:
-                status = int(ended.code or 0)
-        return Ended(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+        return run_command(app, arguments, env=env, home=self.home)
 
     def first(self, kind: type[Body]) -> tuple[int, float]:
         """Sequence and time of the first fact of `kind`."""
@@ -120,15 +96,6 @@ def exported(terminal: Terminal) -> Path:
     assert f"{len(terminal.facts)} facts, 1 calls" in ended.stdout
     assert "3 texts hidden" in ended.stdout
     return terminal.home / "run.jsonl.gz"
-
-
-def _one_line(ended: Ended) -> str:
-    assert ended.returncode == 2, ended
-    assert ended.stdout == ""
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 1, ended.stderr
-    assert lines[0].startswith("gyre: ")
-    return lines[0]
 
 
 def test_an_export_holds_no_secret(terminal: Terminal, exported: Path) -> None:
@@ -230,6 +197,28 @@ def test_why_of_a_cell_says_why_it_is_not_its_turn(terminal: Terminal) -> None:
     assert "cell 2 does not join training: it is cell 0's turn" in text
 
 
+def test_why_says_how_long_a_levelled_burst_is(terminal: Terminal, tmp_path: Path) -> None:
+    world = World(
+        job_spec(heldout=False, policy="gyre+", num_steps=5, executions_per_group=2),
+        lambda number: 1.0 + number % 3,
+    )
+    world.run()
+    server = NatsServer(tmp_path / "nats").start()
+    try:
+        asyncio.run(_fill(server.url, world.log, []))
+        levelled = Terminal(home=terminal.home, nats=server.url, facts=world.log)
+        first, last = (n for n, _, body in world.log if isinstance(body, sched.BurstEnded))
+        told = json.loads(levelled.gyre("why", "job", "--at", str(first), "--json").stdout)
+        text = levelled.gyre("why", "job", "--at", str(last)).stdout
+    finally:
+        server.stop()
+    assert told["burst"]["num_steps"] == 2
+    assert told["burst_end"]["next_groups"] * 2 == told["decision"]["next_dispatch"]
+    assert "burst 1 has 3 steps, from step 2, instead of mu = 2: the last burst is long" in text
+    assert "NO  next burst: 5 of 5 steps are done" in text
+    assert "burst 1 ends after 3 steps (mu is 2), the core goes back" in text
+
+
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_staleness_is_drawn(terminal: Terminal, exported: Path, suffix: str) -> None:
     plot = terminal.home / f"plot.{suffix}"
@@ -276,11 +265,11 @@ def test_a_report_is_written_from_a_file(terminal: Terminal, exported: Path) -> 
 def test_what_cannot_be_done_is_one_line(
     terminal: Terminal, exported: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    assert words in _one_line(terminal.gyre(*arguments))
+    assert words in one_line(terminal.gyre(*arguments))
 
 
 def test_without_a_stack_and_a_file_it_says_how_to_start_one(terminal: Terminal) -> None:
-    assert "no stack runs in" in _one_line(terminal.gyre("replay", "nobody", stack=False))
+    assert "no stack runs in" in one_line(terminal.gyre("replay", "nobody", stack=False))
 
 
 def test_a_damaged_file_is_refused_and_nothing_of_it_stays(
@@ -289,7 +278,7 @@ def test_a_damaged_file_is_refused_and_nothing_of_it_stays(
     text = gzip.decompress(exported.read_bytes()).replace(b'"job": "job"', b'"job": "jab"', 1)
     damaged = terminal.home / "damaged.jsonl.gz"
     damaged.write_bytes(gzip.compress(text))
-    assert "is of job 'job', not 'jab'" in _one_line(terminal.gyre("import", str(damaged)))
+    assert "is of job 'job', not 'jab'" in one_line(terminal.gyre("import", str(damaged)))
     assert not list(terminal.home.glob("stack/imports/jab*"))
 
 
@@ -299,5 +288,5 @@ def test_another_run_of_the_same_job_does_not_replace_an_imported_one(
     assert terminal.gyre("import", str(exported)).returncode == 0
     assert terminal.gyre("import", str(exported)).returncode == 0
     assert terminal.gyre("export", "job", "--no-calls", "-o", "facts.gz").returncode == 0
-    refused = _one_line(terminal.gyre("import", "facts.gz"))
+    refused = one_line(terminal.gyre("import", "facts.gz"))
     assert "job job was imported before with other events; remove " in refused

@@ -27,8 +27,8 @@ some_jobs = settings(max_examples=20)
 
 
 @some_jobs
-@given(schedule=SCHEDULES, seed=SEEDS)
-def test_why_agrees_with_the_decider(schedule: dict[str, Any], seed: int) -> None:
+@given(schedule=SCHEDULES, policy=st.sampled_from(["gyre", "gyre+"]), seed=SEEDS)
+def test_why_agrees_with_the_decider(schedule: dict[str, Any], policy: str, seed: int) -> None:
     def look(state: JobState, body: Body, now: float) -> None:
         if state.spec is None or state.status != "running":
             return
@@ -42,11 +42,13 @@ def test_why_agrees_with_the_decider(schedule: dict[str, Any], seed: int) -> Non
             assert state.num_ready_unclaimed < state.required_spec.schedule.groups_per_step * 3
             assert waiting.text()
 
-    world = live(schedule, seed, look)
+    world = live({**schedule, "policy": policy}, seed, look)
     for state, _, decision in before_each_decision("job", ((n, b) for n, _, b in world.log)):
         if isinstance(decision, sched.BurstEnded):
             end = explain(state, decision.now).burst_end
             assert end is not None
+            assert end.final
+            assert all(check.holds for check in end.checks) == end.core_stays
             assert end.left == decision.waterlevel + decision.next_dispatch
             assert (end.capacity, end.core_stays, end.ready) == (
                 decision.capacity_without_core,

@@ -193,6 +193,36 @@ def test_measuring_while_training_needs_a_rhythm_and_room(
         job_spec(sections={"evaluation": evaluation})
 
 
+@pytest.mark.parametrize(
+    ("schedule", "left"),
+    [({}, 16), ({"policy": "gyre+"}, 16), ({"policy": "async", "training_cells": 2}, 8)],
+)
+def test_measurements_have_the_room_that_the_fewest_training_cells_leave(
+    schedule: dict[str, Any], left: int
+) -> None:
+    def spec(reserved: int) -> JobSpec:
+        evaluation = {"heldout_every": 1, "heldout_capacity": reserved}
+        return job_spec(**schedule, sections={"evaluation": evaluation})
+
+    assert spec(left).evaluation.heldout_capacity == left
+    with pytest.raises(ValidationError, match=f"but {left} are left when cells train"):
+        spec(left + 1)
+
+
+def test_colocated_cells_leave_measurements_the_pool_alone() -> None:
+    def spec(reserved: int) -> JobSpec:
+        return job_spec(
+            policy="colocate",
+            pool_count=2,
+            pool_capacity=5,
+            sections={"evaluation": {"heldout_every": 1, "heldout_capacity": reserved}},
+        )
+
+    assert spec(10).schedule.min_training_cells(3) == 3
+    with pytest.raises(ValidationError, match="but 10 are left"):
+        spec(11)
+
+
 def test_measuring_while_training_needs_a_set() -> None:
     with pytest.raises(ValidationError, match="there is no set to measure"):
         job_spec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from gyre.scheduler.views import job_view
 from gyre.testkit.scheduling_world import Timings, World
 from gyre.testkit.specs import job_spec
 
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "gyre": {"num_steps": 6},
     "gyre with a pool": {"num_steps": 6, "pool_count": 1, "pool_capacity": 40},
     "gyre whose core stays": {
@@ -34,6 +35,8 @@ JOBS = {
         "pool_capacity": 40,
     },
     "gyre, no streaming": {"num_steps": 4, "streaming": False},
+    "gyre+": {"num_steps": 8, "policy": "gyre+", "mu": 3},
+    "gyre+, no streaming": {"num_steps": 8, "policy": "gyre+", "mu": 3, "streaming": False},
     "async": {"num_steps": 4, "policy": "async", "training_cells": 1},
     "async, no streaming": {
         "num_steps": 4,
@@ -101,11 +104,11 @@ def test_the_numbers_of_a_bursts_end_are_its_own(name: str) -> None:
         assert end.staying_satellites == decision.staying_satellites
         assert (end.waterlevel, end.next_dispatch) == (decision.waterlevel, decision.next_dispatch)
         assert (end.capacity, end.ready) == (decision.capacity_without_core, decision.ready)
-        point = turning_point(sequence, decision)
+        point = turning_point(state, sequence, decision)
         assert point is not None
         assert (point.left, point.right) == (end.left, end.capacity)
-        if end.checks and state.num_steps_done < state.required_spec.schedule.num_steps:
-            assert all(check.holds for check in end.checks) == end.core_stays
+        assert end.checks
+        assert all(check.holds for check in end.checks) == end.core_stays
     assert num > 0
 
 

@@ -115,7 +115,7 @@ async def _read(run: Run, cut: Cut) -> _Reading:
         based_on = reading.before.see(fact.sequence, fact.body)
         reading.journeys.fold_fact(fact.sequence, fact.envelope)
         reading.last = fact.envelope.time
-        point = turning_point(fact.sequence, fact.body)
+        point = turning_point(reading.journeys.state, fact.sequence, fact.body)
         if point is not None:
             reading.points.append(point)
         if fact.sequence == cut.until and based_on is not None:

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from gyre.contracts.envelope import Decision
 from gyre.core.explain import Check, Explanation, StalenessReport, TurningPoint
+from gyre.core.explain.bursts import BurstEndView
 from gyre.core.explain.staleness import GroupRow
-from gyre.core.explain.why import BurstEndView
 
 # The last ones are nearest to what is asked; --json has all.
 MAX_POINTS = 12
@@ -26,6 +26,8 @@ def why_lines(
     )
     if decided is not None:
         yield f"asked about: {decided[1].TYPE} at {decided[0]}, as it stood when that was decided"
+    if told.burst is not None and told.burst.reason:
+        yield told.burst.text()
     yield ""
     yield verdict(told)
     yield from (f"  {line}" for line in map(_check_line, told.checks))

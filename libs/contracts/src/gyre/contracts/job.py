@@ -211,6 +211,13 @@ class ScheduleSection(_Section):
         """Executions dispatched for each group: N', or N without oversampling."""
         return self.executions_started or self.executions_per_group
 
+    def min_training_cells(self, num_elastic: int) -> int:
+        """How many of `num_elastic` cells, core first, are out of rollout whenever a step is
+        computed: all where they change role as one, the fixed split's, else the core."""
+        if self.policy == "colocate":
+            return num_elastic
+        return self.training_cells or 1
+
 
 class AdmissionSection(_Section):
     """max_trajectories: J_max, the most trajectories one execution may contribute.
@@ -311,11 +318,8 @@ class JobSpec(_Section):
             raise ValueError(
                 "evaluation.heldout_every: there is no set to measure; set tasks.heldout"
             )
-        together = self.schedule.policy == "colocate"
-        leaving = (
-            cells.capacities if together else cells.capacities[: self.schedule.training_cells or 1]
-        )
-        left = sum(cells.capacities) + cells.pool_count * cells.pool_capacity - sum(leaving)
+        staying = cells.capacities[self.schedule.min_training_cells(cells.count) :]
+        left = sum(staying) + cells.pool_count * cells.pool_capacity
         if reserved > left:
             raise ValueError(
                 f"evaluation.heldout_capacity: {reserved} slots are reserved, but {left} are left "

@@ -4,6 +4,7 @@
 |---|---|
 | `decisions` | does the decider still say what the log recorded? |
 | `why`, `turns`, `checks` | why a cell joins training or not: eq. (2), eq. (3), the supply timer |
+| `bursts` | how long a burst is, and who goes on training behind it |
 | `waiting` | which group and executions a starving burst waits for |
 | `journeys`, `staleness` | where each group's time went; d of each, the mean, the worst |
 | `compare` | finished runs side by side |

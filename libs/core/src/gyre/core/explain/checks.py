@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import burst_groups, executions_due
-from gyre.core.scheduling.ledger import pool_capacity, rollout_capacity
-from gyre.core.scheduling.policies import policy_of
+from gyre.core.scheduling.cadence import Due
+from gyre.core.scheduling.policies import BurstEnd, policy_of
 from gyre.core.scheduling.state import Cell, JobState
 
 
@@ -34,69 +33,98 @@ def transition_checks(state: JobState, cell: Cell, now: float) -> tuple[Check, .
     return _supply(state, cell), _timer(state, cell, now), _waterlevel(state, cell)
 
 
-def burst_end_checks(state: JobState, capacity: int, *, final: bool) -> tuple[Check, ...]:
-    """Of policies that ask; a fixed split stays until the last step."""
-    schedule = state.required_spec.schedule
-    w, due = state.training.waterlevel, executions_due(state, policy_of(state).cadence)
-    holds = w + due <= capacity
-    sides = "C_s" if schedule.policy == "colocate" else "C_s + all cells but the core"
-    equation = Check(
-        name="eq. (3)",
-        holds=holds,
-        left=w + due,
-        relation="<=",
-        right=capacity,
-        terms=f"w + mu N B = {w} + {due}, against {sides} = {capacity}",
-        missing="" if holds else f"{w + due - capacity} executions fewer",
-    )
-    if schedule.policy == "async":
-        return ()
-    return (_supply(state, state.core), equation) if final else (equation,)
+def burst_end_checks(state: JobState, end: BurstEnd, *, final: bool) -> tuple[Check, ...]:
+    """All hold exactly when the core stays. Before the burst's last step, eq. (3) alone."""
+    asks = policy_of(state).asks_waterlevel
+    equation = (_dispatch_fits(state, end),) if asks else ()
+    if not final:
+        return equation
+    supply = (_supply(state, state.core),) if asks and not transitions.steps_done(state) else ()
+    return (_goes_on(state), *supply, *equation)
 
 
-def _supply(state: JobState, cell: Cell) -> Check:
-    holds = policy_of(state).supplied(state, cell)
-    schedule = state.required_spec.schedule
-    if schedule.streaming or cell.index > 0:
-        left, right = transitions.supply(state), transitions.threshold(state)
-        terms = (
-            f"{state.num_ready_unclaimed} ready and unclaimed groups, capped by the "
-            f"{transitions.groups_needed(state)} that the batch needs, against "
-            f"rho_min B = {schedule.rho_min:g} * {schedule.groups_per_step}"
-        )
-    else:
-        left, right = state.num_ready_unclaimed, burst_groups(state, policy_of(state).cadence)
-        terms = "ready and unclaimed groups against all of the burst's: no streaming"
-    if holds and (left < right or not _asks_for_supply(state, cell)):
-        follows = schedule.policy == "colocate"
-        terms = "it follows the core" if follows else f"policy {schedule.policy} asks for none"
-        return Check(name="supply", holds=True, left=None, relation=">=", right=None, terms=terms)
-    missing = "" if holds else _missing_groups(state, right - left)
+def _goes_on(state: JobState) -> Check:
+    """The core has a further burst to stay for."""
+    done, total = state.num_steps_done, state.required_spec.schedule.num_steps
+    terms, missing = f"{done} of {total} steps are done", ""
+    if state.burst is not None and state.burst.holds(done):
+        terms += "; dropped groups leave too few for another one in this burst"
+    if transitions.steps_done(state):
+        missing = "a further step"
+    elif state.drain_requested is not None:
+        terms = missing = "the job is drained: no further burst begins"
+    elif state.core.cell in state.released:
+        terms = missing = f"cell {state.core.cell}, the core, is wanted back"
     return Check(
-        name="supply",
-        holds=holds,
-        left=left,
+        name="next burst",
+        holds=not missing,
+        left=None,
         relation=">=",
-        right=right,
+        right=None,
         terms=terms,
         missing=missing,
     )
 
 
-def _asks_for_supply(state: JobState, cell: Cell) -> bool:
-    match state.required_spec.schedule.policy:
-        case "async":
-            return False
-        case "colocate":
-            return cell.index == 0
-        case _:
-            return True
+def _dispatch_fits(state: JobState, end: BurstEnd) -> Check:
+    left = state.training.waterlevel + end.due.executions
+    sides = f"{_dispatch_terms(state, end.due)}, against {policy_of(state).burst_end_terms(state)}"
+    why = _why_so_many(state, end.due)
+    return Check(
+        name="eq. (3)",
+        holds=left <= end.capacity,
+        left=left,
+        relation="<=",
+        right=end.capacity,
+        terms=f"{sides}; {why}" if why else sides,
+        missing="" if left <= end.capacity else f"{left - end.capacity} executions fewer",
+    )
 
 
-def _missing_groups(state: JobState, num: int) -> str:
-    if transitions.groups_needed(state) < transitions.threshold(state):
-        return "the batch needs too few groups more for another cell to help"
-    return f"{max(1, num)} more ready groups"
+def _dispatch_terms(state: JobState, due: Due) -> str:
+    schedule, w = state.required_spec.schedule, state.training.waterlevel
+    size = "N" if due.group_size == schedule.executions_per_group else "N'"
+    if _is_mu_bursts(state, due):
+        numbers = f"{schedule.mu} * {due.group_size} * {schedule.groups_per_step}"
+        return f"w + mu {size} B = {w} + {numbers}"
+    return f"w + {size} * due groups = {w} + {due.group_size} * {due.groups}"
+
+
+def _why_so_many(state: JobState, due: Due) -> str:
+    """Why other than mu B groups are due, empty when it is mu B."""
+    if _is_mu_bursts(state, due):
+        return ""
+    if due.left <= 0:
+        return "every group of the job is dispatched"
+    if due.groups == due.left:
+        return "they are the job's last"
+    return (
+        f"the next burst, of {steps_text(due.steps)}, begins with {due.depth} groups in flight, "
+        f"{due.in_flight} of them dispatched before"
+    )
+
+
+def steps_text(num: int) -> str:
+    return f"{num} step" if num == 1 else f"{num} steps"
+
+
+def _is_mu_bursts(state: JobState, due: Due) -> bool:
+    schedule = state.required_spec.schedule
+    return due.groups == schedule.mu * schedule.groups_per_step
+
+
+def _supply(state: JobState, cell: Cell) -> Check:
+    policy = policy_of(state)
+    holds, supply = policy.supplied(state, cell), policy.supply_of(state, cell)
+    return Check(
+        name="supply",
+        holds=holds,
+        left=supply.have,
+        relation=">=",
+        right=supply.wanted,
+        terms=supply.terms,
+        missing="" if holds else supply.missing,
+    )
 
 
 def _timer(state: JobState, cell: Cell, now: float) -> Check:
@@ -121,7 +149,9 @@ def _timer(state: JobState, cell: Cell, now: float) -> Check:
 
 
 def _waterlevel(state: JobState, cell: Cell) -> Check:
-    left, right = state.training.waterlevel, policy_of(state).capacity_after(state, cell)
+    counters = state.training
+    left, right = counters.waterlevel, policy_of(state).capacity_after(state, cell)
+    w = f"w = d - f = {counters.dispatched} - {counters.terminated}"
     missing = "" if left <= right else f"{left - right} executions to end"
     return Check(
         name="eq. (2)",
@@ -129,18 +159,6 @@ def _waterlevel(state: JobState, cell: Cell) -> Check:
         left=left,
         relation="<=",
         right=right,
-        terms=_waterlevel_terms(state, cell),
+        terms=f"{w}, against {policy_of(state).capacity_after_terms(state, cell)}",
         missing=missing,
     )
-
-
-def _waterlevel_terms(state: JobState, cell: Cell) -> str:
-    counters, policy = state.training, state.required_spec.schedule.policy
-    w = f"w = d - f = {counters.dispatched} - {counters.terminated}"
-    match policy:
-        case "colocate":
-            return f"{w}, against C_s = {pool_capacity(state)}: all cells leave as one"
-        case "async":
-            return f"{w}: a fixed split is not held against it"
-        case _:
-            return f"{w}, against C_R - C_next = {rollout_capacity(state)} - {cell.capacity}"

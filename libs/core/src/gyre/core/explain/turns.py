@@ -88,17 +88,7 @@ def _first_in_the_way(state: JobState) -> str | None:
         return f"{who} has no trainer that is up, and none passes it"
     if not transitions.trainable(state, first):
         return f"{who} has no trainer in world {state.epoch} yet, and none passes it"
-    return _left_out(state, first)
-
-
-def _left_out(state: JobState, cell: Cell) -> str | None:
-    """Why the policy lets `cell` wait, which could train and which nobody is before."""
-    schedule = state.required_spec.schedule
-    if schedule.policy == "async":
-        return f"training_cells is {schedule.training_cells}: the other cells serve for good"
-    if cell.index > 0 and state.batch is None and schedule.policy != "colocate":
-        return f"cell {cell.cell}, the next in order, is a satellite, and no batch is open to join"
-    return None
+    return policy_of(state).left_out(state, first)
 
 
 _ROLES = {

@@ -9,39 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gyre.core.explain.checks import Check, burst_end_checks, transition_checks
+from gyre.core.explain.bursts import BurstEndView, BurstView, burst_end, burst_view
+from gyre.core.explain.checks import Check, transition_checks
 from gyre.core.explain.journeys import ExecutionTimes
 from gyre.core.explain.turns import why_no_turn, why_nobodys_turn
 from gyre.core.explain.waiting import Waiting, waiting_for
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import executions_due
-from gyre.core.scheduling.ledger import pool_capacity, rollout_capacity
+from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity, rollout_capacity
 from gyre.core.scheduling.policies import policy_of
 from gyre.core.scheduling.state import Cell, JobState
 
 _NO_TIMES: Mapping[str, ExecutionTimes] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurstEndView:
-    """Eq. (3), or what the policy has in its place. final: the burst's last step is done, so that
-    these are the numbers of the decision. Before, only the sides of the equation mean something and
-    `checks` holds that one alone: the supply is still counted for the open batch.
-    left: waterlevel + next_dispatch."""
-
-    burst: int
-    final: bool
-    core_stays: bool
-    staying_satellites: tuple[int, ...]
-    waterlevel: int
-    next_dispatch: int
-    capacity: int
-    ready: int
-    checks: tuple[Check, ...]
-
-    @property
-    def left(self) -> int:
-        return self.waterlevel + self.next_dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +39,7 @@ class Explanation:
     not its turn (or nobody's), None when it is. checks: of that cell, also when it is not its turn.
     supply_since, due: unix seconds since when the supply timer runs and at which it runs out, None
     while it does not run.
+    burst: the one that goes on, or that begins next. burst_end: what its end brings.
     numbers: what the checks are made of, under the paper's names."""
 
     job: str
@@ -74,6 +53,7 @@ class Explanation:
     checks: tuple[Check, ...]
     supply_since: float | None
     due: float | None
+    burst: BurstView | None
     burst_end: BurstEndView | None
     waiting: Waiting | None
     cells: tuple[CellView, ...]
@@ -118,6 +98,7 @@ def explain(
         checks=transition_checks(state, asked, now) if asked and not asked.pool else (),
         supply_since=state.supply_since,
         due=_due(state, turn),
+        burst=burst_view(state),
         burst_end=burst_end(state),
         waiting=waiting_for(state, times),
         cells=tuple(_cell_view(state, one) for one in state.everyone),
@@ -134,9 +115,12 @@ def _numbers(state: JobState, cell: Cell | None) -> dict[str, float]:
         "w": counters.waterlevel,
         "C_R": rollout_capacity(state),
         "C_s": pool_capacity(state),
+        "reserved": reserved_capacity(state),
         "ready": state.num_ready_unclaimed,
         "needed": transitions.groups_needed(state),
         "B": schedule.groups_per_step,
+        "N": schedule.group_size,
+        "mu": schedule.mu,
         "rho_min": schedule.rho_min,
         "tau_s": schedule.tau_s,
     }
@@ -147,26 +131,6 @@ def _due(state: JobState, turn: Cell | None) -> float | None:
     if turn is None or state.supply_since is None:
         return None
     return state.supply_since + policy_of(state).timer_s(state, turn)
-
-
-def burst_end(state: JobState) -> BurstEndView | None:
-    """What happens to the core when the open burst ends; None when none is open."""
-    burst = state.burst
-    if burst is None or burst.ended or state.status != "running" or not state.order:
-        return None
-    end = policy_of(state).at_burst_end(state)
-    final = state.batch is None and not burst.holds(state.num_steps_done)
-    return BurstEndView(
-        burst=burst.burst,
-        final=final,
-        core_stays=end.core_stays,
-        staying_satellites=end.staying_satellites,
-        waterlevel=state.training.waterlevel,
-        next_dispatch=executions_due(state, policy_of(state).cadence),
-        capacity=end.capacity,
-        ready=transitions.supply(state),
-        checks=burst_end_checks(state, end.capacity, final=final),
-    )
 
 
 def _cell_view(state: JobState, cell: Cell) -> CellView:

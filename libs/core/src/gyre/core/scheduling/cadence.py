@@ -10,6 +10,7 @@ groups and E = phi + (mu - 1) / 2.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 from gyre.core.scheduling import transitions
@@ -28,6 +29,10 @@ class Cadence(Protocol):
         """Groups in flight once that burst's have been dispatched."""
         ...
 
+    def reason(self, state: JobState, step: int) -> str:
+        """Why the burst that begins with `step` has not mu steps. To be asked when it has not."""
+        ...
+
 
 class Even:
     """The paper's: mu steps, (phi + mu) B groups; the last burst has what is left."""
@@ -39,6 +44,9 @@ class Even:
     def depth(self, state: JobState, step: int) -> int:
         schedule = state.required_spec.schedule
         return schedule.mu * schedule.groups_per_step + schedule.extra_groups
+
+    def reason(self, state: JobState, step: int) -> str:
+        return "the job ends with it"
 
 
 class Levelled:
@@ -67,6 +75,17 @@ class Levelled:
         steps = self.steps(state, step)
         return round((staleness + (steps + 1) / 2) * schedule.groups_per_step)
 
+    def reason(self, state: JobState, step: int) -> str:
+        first, last = _ends(state)
+        total = state.required_spec.schedule.num_steps
+        if first + last > total:
+            return Even().reason(state, step)
+        if step == 0:
+            return "the first burst is short, since nothing trains while it waits"
+        if step == total - last:
+            return "the last burst is long, since nothing waits to be published behind it"
+        return "it is what is left of a burst that did not come to its end"
+
 
 def _ends(state: JobState) -> tuple[int, int]:
     """Steps of the first and of the last burst. A burst of more than 2 E + 1 steps would need more
@@ -78,22 +97,53 @@ def _ends(state: JobState) -> tuple[int, int]:
     return first, last
 
 
-def groups_due(state: JobState, cadence: Cadence, step: int | None = None) -> int:
-    """Groups to dispatch so that the burst from `step` (default: the next) has its depth: cut at
-    the job's end, and one more for each that was dropped, so that every step has its B."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What one dispatch sends so that the burst behind it has its depth: cut at the job's end, and
+    one more for each group that was dropped, so that every step has its B.
+
+    steps: of that burst, 0 behind the last. depth: groups in flight when it begins. in_flight:
+    those of them that are dispatched already. left: groups that the job has still to dispatch.
+    group_size: executions of a group, N, or N' under oversampling.
+    """
+
+    steps: int
+    depth: int
+    in_flight: int
+    left: int
+    group_size: int
+
+    @property
+    def groups(self) -> int:
+        return max(0, min(self.depth - self.in_flight, self.left))
+
+    @property
+    def executions(self) -> int:
+        """mu N B of eq. (3)."""
+        return self.groups * self.group_size
+
+
+def groups_due(state: JobState, cadence: Cadence) -> int:
+    """Groups to dispatch now, for the burst that begins next."""
+    return _due(state, cadence, state.num_steps_done).groups
+
+
+def due_at_publication(state: JobState, cadence: Cadence) -> Due:
+    """What the next publication dispatches."""
+    return _due(state, cadence, _next_publication(state))
+
+
+def _due(state: JobState, cadence: Cadence, step: int) -> Due:
     schedule = state.required_spec.schedule
-    at = state.num_steps_done if step is None else step
     size = schedule.groups_per_step
-    in_flight = state.num_groups_dispatched - state.num_groups_dropped - size * at
-    total = schedule.num_steps * size + state.num_groups_dropped
-    left = total - state.num_groups_dispatched
-    return max(0, min(cadence.depth(state, at) - in_flight, left))
-
-
-def executions_due(state: JobState, cadence: Cadence) -> int:
-    """mu N B, the executions that the next publication dispatches; N' under oversampling."""
-    due = groups_due(state, cadence, _next_publication(state))
-    return due * state.required_spec.schedule.group_size
+    dropped = state.num_groups_dropped
+    return Due(
+        steps=cadence.steps(state, step),
+        depth=cadence.depth(state, step),
+        in_flight=state.num_groups_dispatched - dropped - size * step,
+        left=schedule.num_steps * size + dropped - state.num_groups_dispatched,
+        group_size=schedule.group_size,
+    )
 
 
 def burst_groups(state: JobState, cadence: Cadence) -> int:

@@ -37,8 +37,7 @@ def reserved_capacity(state: JobState) -> int:
     reserved = spec.evaluation.heldout_capacity
     if reserved == 0:
         return 0
-    num_training = spec.schedule.training_cells or 1
-    staying = () if spec.schedule.policy == "colocate" else state.in_order[num_training:]
+    staying = state.in_order[spec.schedule.min_training_cells(len(state.in_order)) :]
     return min(reserved, sum(cell.capacity for cell in (*staying, *state.in_pool)))
 
 

@@ -7,27 +7,36 @@ from typing import Protocol
 
 from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import Cadence, Even, burst_groups
+from gyre.core.scheduling.cadence import Cadence, Due, Even, burst_groups, due_at_publication
+from gyre.core.scheduling.policies.words import Supply
 from gyre.core.scheduling.state import Cell, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstEnd:
-    """Who goes on training after a burst, and the right side of what was tested for it.
+    """Who goes on training after a burst, and what was tested for it.
 
-    capacity: executions that the cells which go back can hold, with the pool's.
+    due: what the publication will dispatch. capacity: right side of eq. (3), executions that the
+    cells which go back can hold, with the pool's.
     """
 
     core_stays: bool
     staying_satellites: tuple[int, ...]
+    due: Due
     capacity: int
 
 
 class Policy(Protocol):
-    """Pure; every answer is of the state alone. cadence: the lengths of its bursts."""
+    """Pure; every answer is of the state alone. cadence: the lengths of its bursts.
+
+    asks_waterlevel: it holds w against the capacity of those who go on serving, eq. (2) and (3).
+    """
 
     @property
     def cadence(self) -> Cadence: ...
+
+    @property
+    def asks_waterlevel(self) -> bool: ...
 
     def next_cell(self, state: JobState) -> Cell | None:
         """The cell whose turn it is to join training, None when none may."""
@@ -58,15 +67,38 @@ class Policy(Protocol):
         """Eq. (3), or what the policy has in its place."""
         ...
 
+    # What `gyre why` says of these answers.
 
-class AsDispatched:
-    """What a policy has if it says nothing else: the paper's bursts, and groups that start in the
-    task set's order."""
+    def supply_of(self, state: JobState, cell: Cell) -> Supply:
+        """What `supplied` counts."""
+        ...
+
+    def capacity_after_terms(self, state: JobState, cell: Cell) -> str:
+        """What `capacity_after` is made of: "names = numbers"."""
+        ...
+
+    def burst_end_terms(self, state: JobState) -> str:
+        """What the capacity of `at_burst_end` is made of: "names = numbers"."""
+        ...
+
+    def left_out(self, state: JobState, cell: Cell) -> str | None:
+        """Why it is not the turn of `cell`, which could train and is next in order; None where
+        the policy has nothing against it."""
+        ...
+
+
+class Common:
+    """What a policy has if it says nothing else: the paper's bursts, groups that start in the task
+    set's order, a waterlevel that counts, nobody left out."""
 
     cadence: Cadence = Even()
+    asks_waterlevel: bool = True
 
     def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
         return groups
+
+    def left_out(self, state: JobState, cell: Cell) -> str | None:
+        return None
 
 
 def turn(state: JobState, *, satellites_need_batch: bool) -> Cell | None:
@@ -98,3 +130,22 @@ def begins(state: JobState, cadence: Cadence) -> bool:
 def whole_burst_ready(state: JobState, cadence: Cadence) -> bool:
     due = burst_groups(state, cadence)
     return 0 < due <= state.num_ready_unclaimed
+
+
+def stay_if_it_fits(
+    state: JobState, cadence: Cadence, capacity: int, satellites: tuple[int, ...] = ()
+) -> BurstEnd:
+    """Eq. (3) and the next batch's supply: the core stays, and `satellites` with it, if `capacity`
+    holds w + mu N B."""
+    due = due_at_publication(state, cadence)
+    stays = (
+        begins(state, cadence)
+        and state.training.waterlevel + due.executions <= capacity
+        and not transitions.steps_done(state)
+    )
+    return BurstEnd(
+        core_stays=stays,
+        staying_satellites=satellites if stays else (),
+        due=due,
+        capacity=capacity,
+    )

@@ -5,14 +5,13 @@ Without a pool that is at waterlevel 0 (global), with one when the pool can hold
 
 from __future__ import annotations
 
-from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import executions_due
 from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
-from gyre.core.scheduling.policies.base import AsDispatched, BurstEnd, begins, turn
+from gyre.core.scheduling.policies.base import BurstEnd, Common, begins, stay_if_it_fits, turn
+from gyre.core.scheduling.policies.words import Supply, capacity_terms, for_core
 from gyre.core.scheduling.state import Cell, JobState
 
 
-class Colocate(AsDispatched):
+class Colocate(Common):
     def next_cell(self, state: JobState) -> Cell | None:
         return turn(state, satellites_need_batch=False)
 
@@ -32,14 +31,17 @@ class Colocate(AsDispatched):
 
     def at_burst_end(self, state: JobState) -> BurstEnd:
         """Eq. (3) with all cells in the core's place: they stay if the pool holds everything."""
-        capacity = pool_capacity(state) - reserved_capacity(state)
-        outstanding = state.training.waterlevel + executions_due(state, self.cadence)
-        stays = (
-            begins(state, self.cadence)
-            and outstanding <= capacity
-            and not transitions.steps_done(state)
-        )
         satellites = tuple(cell.cell for cell in state.in_order[1:] if cell.role == "training")
-        return BurstEnd(
-            core_stays=stays, staying_satellites=satellites if stays else (), capacity=capacity
-        )
+        capacity = pool_capacity(state) - reserved_capacity(state)
+        return stay_if_it_fits(state, self.cadence, capacity, satellites)
+
+    def supply_of(self, state: JobState, cell: Cell) -> Supply:
+        if cell.index > 0:
+            return Supply(terms="it follows the core")
+        return for_core(state, self.cadence)
+
+    def capacity_after_terms(self, state: JobState, cell: Cell) -> str:
+        return f"{self.burst_end_terms(state)}: all cells leave as one"
+
+    def burst_end_terms(self, state: JobState) -> str:
+        return capacity_terms(state, "C_s", str(pool_capacity(state)))

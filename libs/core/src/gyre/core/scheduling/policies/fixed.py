@@ -6,12 +6,16 @@ work for them or not; the others serve."""
 from __future__ import annotations
 
 from gyre.core.scheduling import transitions
+from gyre.core.scheduling.cadence import due_at_publication
 from gyre.core.scheduling.ledger import pool_capacity, reserved_capacity
-from gyre.core.scheduling.policies.base import AsDispatched, BurstEnd, turn
+from gyre.core.scheduling.policies.base import BurstEnd, Common, turn
+from gyre.core.scheduling.policies.words import Supply, capacity_terms
 from gyre.core.scheduling.state import Cell, JobState
 
 
-class Fixed(AsDispatched):
+class Fixed(Common):
+    asks_waterlevel = False
+
     def next_cell(self, state: JobState) -> Cell | None:
         if transitions.steps_done(state):
             return None
@@ -41,8 +45,26 @@ class Fixed(AsDispatched):
         return BurstEnd(
             core_stays=stays,
             staying_satellites=satellites if stays else (),
+            due=due_at_publication(state, self.cadence),
             capacity=_serving_capacity(state),
         )
+
+    def supply_of(self, state: JobState, cell: Cell) -> Supply:
+        return Supply(terms="policy async asks for none")
+
+    def capacity_after_terms(self, state: JobState, cell: Cell) -> str:
+        serving, w = _serving_capacity(state), state.training.waterlevel
+        return (
+            f"max(w, capacity of the cells that serve for good) = max({w}, {serving}): a fixed "
+            "split is not held against it"
+        )
+
+    def burst_end_terms(self, state: JobState) -> str:
+        numbers = f"{pool_capacity(state)} + {_capacity_outside(state)}"
+        return capacity_terms(state, "C_s + all cells outside the split", numbers)
+
+    def left_out(self, state: JobState, cell: Cell) -> str | None:
+        return f"training_cells is {_num_fixed(state)}: the other cells serve for good"
 
 
 def _num_fixed(state: JobState) -> int:
@@ -50,5 +72,8 @@ def _num_fixed(state: JobState) -> int:
 
 
 def _serving_capacity(state: JobState) -> int:
-    serving = pool_capacity(state) + sum(c.capacity for c in state.in_order[_num_fixed(state) :])
-    return serving - reserved_capacity(state)
+    return pool_capacity(state) + _capacity_outside(state) - reserved_capacity(state)
+
+
+def _capacity_outside(state: JobState) -> int:
+    return sum(cell.capacity for cell in state.in_order[_num_fixed(state) :])

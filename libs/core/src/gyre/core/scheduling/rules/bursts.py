@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import transitions
-from gyre.core.scheduling.cadence import executions_due, groups_due
-from gyre.core.scheduling.policies import policy_of, whole_burst_ready
+from gyre.core.scheduling.cadence import groups_due
+from gyre.core.scheduling.policies import BurstEnd, policy_of, whole_burst_ready
 from gyre.core.scheduling.state import JobState
 
 
@@ -91,26 +92,39 @@ def _joined_prefix(state: JobState) -> tuple[int, ...]:
 
 
 def end_burst(state: JobState, now: float) -> Body | None:
-    """After its last step, or earlier when dropped groups leave too few for another one."""
+    burst = state.burst
+    if burst is None or not is_over(state):
+        return None
+    end = after_burst(state)
+    return sched.BurstEnded(
+        based_on=state.sequence,
+        now=now,
+        burst=burst.burst,
+        core_stays=end.core_stays,
+        waterlevel=state.training.waterlevel,
+        next_dispatch=end.due.executions,
+        capacity_without_core=end.capacity,
+        ready=transitions.supply(state),
+        staying_satellites=end.staying_satellites,
+    )
+
+
+def is_over(state: JobState) -> bool:
+    """The open burst has made its last step, or dropped groups leave too few for another one."""
     burst = state.burst
     if burst is None or burst.ended or state.batch is not None:
-        return None
-    if burst.holds(state.num_steps_done) and not transitions.short_of_groups(state):
-        return None
+        return False
+    return not burst.holds(state.num_steps_done) or transitions.short_of_groups(state)
+
+
+def after_burst(state: JobState) -> BurstEnd:
+    """What the policy says of the burst's end, less those who may not stay."""
     end = policy_of(state).at_burst_end(state)
     # Who is wanted back goes back, and whoever trains behind it too: training cells are a prefix.
     core_stays = end.core_stays and state.core.cell not in state.released
     # Drained, the job begins no further burst.
     core_stays = core_stays and state.drain_requested is None
-    satellites = takewhile(lambda cell: cell not in state.released, end.staying_satellites)
-    return sched.BurstEnded(
-        based_on=state.sequence,
-        now=now,
-        burst=burst.burst,
-        core_stays=core_stays,
-        waterlevel=state.training.waterlevel,
-        next_dispatch=executions_due(state, policy_of(state).cadence),
-        capacity_without_core=end.capacity,
-        ready=transitions.supply(state),
-        staying_satellites=tuple(satellites) if core_stays else (),
+    staying = takewhile(lambda cell: cell not in state.released, end.staying_satellites)
+    return replace(
+        end, core_stays=core_stays, staying_satellites=tuple(staying) if core_stays else ()
     )
