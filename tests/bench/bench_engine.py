@@ -10,7 +10,6 @@ second; the ratio is the median of the rounds' ratios.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gyre.cell_agent.engine.base import EngineClient
+from gyre.testkit.benches import write_report
 from gyre.testkit.engine_server import running_engine
 from gyre.testkit.tiny_model import make_tiny_model
 
@@ -95,16 +95,8 @@ def main() -> None:
             started_s = time.perf_counter() - began
             figures = asyncio.run(measure(engine.url))
     figures["start_s"] = round(started_s, 2)
-    report = {
-        "name": "engine",
-        "figures": figures,
-        "targets": {"ratio_8_to_1": TARGET_RATIO},
-        "ok": figures["ratio_8_to_1"] > TARGET_RATIO,
-    }
-    out = Path("out/bench/engine.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+    ok = figures["ratio_8_to_1"] > TARGET_RATIO
+    write_report("engine", figures, {"ratio_8_to_1": TARGET_RATIO}, ok=ok)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ one group when no micro-step is queued. Fill = tokens / (rows * longest row), pa
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from pathlib import Path
 
 from gyre.core.packing import Bundle, PackedStep, Shape, next_step, pack_all, shape_of
+from gyre.testkit.benches import write_report
 
 LONGEST = 131_072
 GROUPS, GROUP_SIZE = 32, 16
@@ -90,11 +89,7 @@ def main() -> None:
     }
     targets = {"fill_quarter_in_hand_8_rows": TARGET_FILL}
     ok = all(figures[name] >= least for name, least in targets.items())
-    report = {"name": "packing", "figures": figures, "targets": targets, "ok": ok}
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "packing.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    write_report("packing", figures, targets, ok=ok)
 
 
 if __name__ == "__main__":

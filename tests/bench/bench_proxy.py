@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import socket
@@ -36,6 +35,7 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
+from gyre.testkit.benches import write_report
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.proxy_world import SECRET, TOOLS, Facts, end_process, free_port, local_engine
 from gyre.testkit.tiny_model import make_tiny_model
@@ -226,8 +226,8 @@ async def bench(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     }
 
 
-def as_report(result: dict[str, Any]) -> dict[str, Any]:
-    """The form that every benchmark has. The target is for short calls over the engine alone."""
+def report(result: dict[str, Any]) -> None:
+    """The target is for short calls over the engine alone."""
     figures = {
         "added_p50_ms": result["added"]["p50_ms"],
         "added_p99_ms": result["added"]["p99_ms"],
@@ -238,7 +238,7 @@ def as_report(result: dict[str, Any]) -> dict[str, Any]:
     }
     ok = all(figures[name] <= target for name, target in TARGETS_MS.items())
     name = "proxy" if result["engine"] == "stub" else f"proxy_{result['engine']}"
-    return {"name": name, "figures": figures, "targets": TARGETS_MS, "ok": ok}
+    write_report(name, figures, TARGETS_MS, ok=ok)
 
 
 def main() -> None:
@@ -254,11 +254,7 @@ def main() -> None:
         stub_engine(arguments.serve_stub, arguments.tokens, arguments.token_ms / 1e3)
         return
     with tempfile.TemporaryDirectory() as root:
-        report = as_report(asyncio.run(bench(arguments, Path(root))))
-    out = Path("out/bench") / f"{report['name']}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+        report(asyncio.run(bench(arguments, Path(root))))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ whatever else runs share the cores, so the CPU time an event costs is given besi
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -25,6 +24,7 @@ from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.contracts.codec import decode, decode_trusted, encode, make_envelope
 from gyre.contracts.envelope import Body, Envelope, event_id
 from gyre.core.scheduling import JobState, evolve
+from gyre.testkit.benches import write_report
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
@@ -142,11 +142,7 @@ def main() -> None:
         finally:
             server.stop()
     ok = all(figures[name] >= least for name, least in TARGETS.items())
-    report = {"name": "replay", "figures": figures, "targets": TARGETS, "ok": ok}
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "replay.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    write_report("replay", figures, TARGETS, ok=ok)
 
 
 if __name__ == "__main__":

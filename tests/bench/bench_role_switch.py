@@ -10,7 +10,6 @@ and the two processes' memory must not grow.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.contracts.events.cells import RoleChanged
 from gyre.core.cell import CellState, duties
+from gyre.testkit.benches import write_report
 from gyre.testkit.specs import job_spec
 from gyre.testkit.tiny_model import make_tiny_model
 
@@ -123,11 +123,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         figures = asyncio.run(measure(Path(directory)))
     ok = all(figures[name] <= target for name, target in TARGETS.items())
-    result = {"name": "role_switch", "figures": figures, "targets": TARGETS, "ok": ok}
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "role_switch.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
+    write_report("role_switch", figures, TARGETS, ok=ok)
 
 
 if __name__ == "__main__":

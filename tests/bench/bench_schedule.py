@@ -11,8 +11,6 @@ share_of_bound was to be 0.96 and is not: docs/adr/0013 says what is in the way.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +18,7 @@ from gyre.contracts.job import PolicyName
 from gyre.simulator.paper.ablation import NUM_STEPS, parameters, simulation
 from gyre.simulator.paper.statistics import elastic_row
 from gyre.simulator.summary import Summary, simulate, summarize
+from gyre.testkit.benches import write_report
 
 SEEDS = range(4)
 NUM_TASKS = 192
@@ -60,16 +59,8 @@ def main() -> None:
     }
     # Same staleness: the target's, to one percent.
     fresh = abs(staleness(plus) / plus[0].expected_staleness - 1) < 0.01
-    report = {
-        "name": "schedule",
-        "figures": figures,
-        "targets": {"gyre_plus_over_e0": 1.0},
-        "ok": plus_h < e0_h and fresh,
-    }
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "schedule.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    ok = plus_h < e0_h and fresh
+    write_report("schedule", figures, {"gyre_plus_over_e0": 1.0}, ok=ok)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,16 @@ does. Times are this thread's on the CPU: what else runs on the machine is not t
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import JobState, evolve, next_decision
-from gyre.testkit.busy_job import BusyJob, busy_job, started, terminated
+from gyre.testkit.benches import lived_job, write_report
+from gyre.testkit.busy_job import BusyJob, busy_job, started
+from gyre.testkit.facts import terminated
 from gyre.testkit.scheduling_world import World
-from gyre.testkit.specs import job_spec
 
 NUM_CELLS = 256
 CAPACITY = 380
@@ -148,19 +146,7 @@ def folds() -> dict[str, float]:
 
 def whole_job() -> dict[str, float]:
     """Events a second of evolve and next_decision, told what the fact was and not told."""
-    source = random.Random(0)
-    spec = job_spec(
-        cells=8,
-        capacity=256,
-        heldout=False,
-        groups_per_step=32,
-        executions_per_group=16,
-        phi=2,
-        mu=2,
-        num_steps=12,
-    )
-    world = World(spec, lambda _: source.lognormvariate(5.0, 0.8))
-    world.run()
+    world = lived_job(num_steps=12, phi=2)
     return {
         "fold_and_decide_per_s": max(decided(world, told=False) for _ in range(REPEATS)),
         "fold_and_decide_after_per_s": max(decided(world, told=True) for _ in range(REPEATS)),
@@ -179,16 +165,8 @@ def decided(world: World, *, told: bool) -> float:
 def main() -> None:
     measured = {**decisions(), **folds(), **whole_job()}
     figures = {name: round(value, 4) for name, value in measured.items()}
-    report = {
-        "name": "scheduler",
-        "figures": figures,
-        "targets": TARGETS,
-        "ok": all(figures[name] < most for name, most in TARGETS.items()),
-    }
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "scheduler.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    ok = all(figures[name] < most for name, most in TARGETS.items())
+    write_report("scheduler", figures, TARGETS, ok=ok)
 
 
 if __name__ == "__main__":

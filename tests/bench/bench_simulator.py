@@ -11,13 +11,12 @@ counts, since a shared machine changes from second to second.
 from __future__ import annotations
 
 import gc
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 from gyre.simulator import Simulation
 from gyre.simulator.paper.ablation import NUM_STEPS, paper, parameters, simulation
+from gyre.testkit.benches import write_report
 
 ROUNDS = 3
 TARGETS = {"events_per_s": 200_000}
@@ -56,11 +55,7 @@ def main() -> None:
         figures[f"{policy}_num_decisions"] = decisions
     figures["events_per_s"] = round(total_events / total_s)
     ok = all(figures[name] >= least for name, least in TARGETS.items())
-    report = {"name": "simulator", "figures": figures, "targets": TARGETS, "ok": ok}
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "simulator.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    write_report("simulator", figures, TARGETS, ok=ok)
 
 
 if __name__ == "__main__":

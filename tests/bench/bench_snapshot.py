@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -38,9 +37,8 @@ from gyre.contracts.codec import encode, make_envelope
 from gyre.contracts.envelope import event_id
 from gyre.scheduler.folded import Folded
 from gyre.scheduler.snapshots import SNAPSHOT_EVERY, Snapshots
+from gyre.testkit.benches import lived_job, write_report
 from gyre.testkit.nats_server import NatsServer
-from gyre.testkit.scheduling_world import World
-from gyre.testkit.specs import job_spec
 
 NUM_EVENTS = int(os.environ.get("GYRE_BENCH_EVENTS", "300000"))
 # Facts written between two looks at whether the server has kept up.
@@ -53,19 +51,7 @@ JOB = "j00000000"
 
 def one_life() -> list[bytes]:
     """The facts of one job of 48 steps of 512 executions, encoded."""
-    source = random.Random(0)
-    spec = job_spec(
-        cells=8,
-        capacity=256,
-        heldout=False,
-        groups_per_step=32,
-        executions_per_group=16,
-        phi=0.5,
-        mu=2,
-        num_steps=48,
-    )
-    world = World(spec, lambda _: source.lognormvariate(5.0, 0.8))
-    world.run()
+    world = lived_job(num_steps=48, phi=0.5)
     subject = subjects.sched(JOB)
     return [
         encode(
@@ -201,11 +187,7 @@ def main() -> None:
             server.stop()
     figures = {name: round(value, 3) for name, value in measured.items()}
     ok = all(figures[name] < most for name, most in TARGETS.items())
-    report = {"name": "snapshot", "figures": figures, "targets": TARGETS, "ok": ok}
-    out = Path("out/bench")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "snapshot.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    write_report("snapshot", figures, TARGETS, ok=ok)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -13,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import uvicorn
@@ -27,17 +24,11 @@ from gyre.adapters.journal import Journal
 from gyre.cli import app
 from gyre.scheduler.api import create_app
 from gyre.scheduler.loop import SchedulerLoop
+from gyre.testkit.command_line import Ended, one_line, run_command
 from gyre.testkit.nats_server import free_port
 from gyre.testkit.scheduler_world import Cells, RecordedQueue, sound_job
 
 TOKEN = "cli-token"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +47,7 @@ class Api:
         }
 
     def gyre(self, *arguments: str, **changes: str) -> Ended:
-        """The command's `main`, in this process: a new one takes a second to import."""
-        out, err, status = io.StringIO(), io.StringIO(), 0
-        with (
-            mock.patch.dict(os.environ, self.env(**changes), clear=True),
-            mock.patch.object(sys, "argv", ["gyre", *arguments]),
-            mock.patch.object(app, "configure_logging"),
-            contextlib.chdir(self.home),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            try:
-                app.main()
-            except SystemExit as ended:
-                status = int(ended.code or 0)
-        return Ended(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+        return run_command(app, arguments, env=self.env(**changes), home=self.home)
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +91,6 @@ class _no_signals:  # noqa: N801  stands where a context manager function is
         return None
 
 
-def _one_line(ended: Ended) -> str:
-    assert ended.returncode == 2, ended
-    assert ended.stdout == ""
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 1, ended.stderr
-    assert lines[0].startswith("gyre: ")
-    return lines[0]
-
-
 def _job_file(api: Api, **changes: object) -> Path:
     path = api.home / "job.yaml"
     path.write_text(yaml.safe_dump(sound_job(api.home) | changes))
@@ -139,7 +107,7 @@ def test_a_job_is_paused_resumed_and_drained(api: Api) -> None:
     last = api.gyre("job", "logs", job).stdout.splitlines()[-1]
     assert json.loads(last)["body"]["reason"] == "drained after step 0"
     for request in ("pause", "resume", "drain"):
-        assert "is not running, it is succeeded" in _one_line(api.gyre("job", request, job))
+        assert "is not running, it is succeeded" in one_line(api.gyre("job", request, job))
 
 
 def test_a_job_is_submitted_shown_listed_cancelled_and_its_facts_followed(api: Api) -> None:
@@ -168,18 +136,18 @@ def test_a_job_is_submitted_shown_listed_cancelled_and_its_facts_followed(api: A
 def test_a_refused_job_is_the_schedulers_one_line(
     api: Api, changes: dict[str, object], words: str
 ) -> None:
-    assert words in _one_line(api.gyre("job", "submit", str(_job_file(api, **changes))))
+    assert words in one_line(api.gyre("job", "submit", str(_job_file(api, **changes))))
 
 
 def test_a_job_file_that_is_none_is_one_line(api: Api) -> None:
-    assert "no such file" in _one_line(api.gyre("job", "submit", "none.yaml"))
+    assert "no such file" in one_line(api.gyre("job", "submit", "none.yaml"))
     (api.home / "bad.yaml").write_text("a: [1\n")
-    assert "is no YAML" in _one_line(api.gyre("job", "submit", "bad.yaml"))
+    assert "is no YAML" in one_line(api.gyre("job", "submit", "bad.yaml"))
 
 
 @pytest.mark.parametrize("command", ["show", "cancel", "pause", "resume", "drain", "logs"])
 def test_an_unknown_job_is_one_line(api: Api, command: str) -> None:
-    assert "no job 'nobody'" in _one_line(api.gyre("job", command, "nobody"))
+    assert "no job 'nobody'" in one_line(api.gyre("job", command, "nobody"))
 
 
 def test_as_a_program_it_says_its_one_line_and_ends_with_status_2(api: Api) -> None:
@@ -192,12 +160,12 @@ def test_as_a_program_it_says_its_one_line_and_ends_with_status_2(api: Api) -> N
         timeout=100,
         check=False,
     )
-    line = _one_line(Ended(returncode=ended.returncode, stdout=ended.stdout, stderr=ended.stderr))
+    line = one_line(Ended(returncode=ended.returncode, stdout=ended.stdout, stderr=ended.stderr))
     assert "no such file" in line
 
 
 def test_a_wrong_token_is_one_line_and_is_not_repeated(api: Api) -> None:
-    line = _one_line(api.gyre("job", "ls", GYRE_API_TOKEN="stolen"))
+    line = one_line(api.gyre("job", "ls", GYRE_API_TOKEN="stolen"))
     assert "bearer token" in line
     assert "stolen" not in line
 
@@ -213,18 +181,18 @@ def test_a_wrong_token_is_one_line_and_is_not_repeated(api: Api) -> None:
     ],
 )
 def test_no_scheduler_is_one_line(api: Api, env: dict[str, str], words: str) -> None:
-    assert words in _one_line(api.gyre("job", "ls", **env))
+    assert words in one_line(api.gyre("job", "ls", **env))
 
 
 @pytest.mark.parametrize("command", [("replay", "job-1"), ("report", "job-1")])
 def test_no_event_log_is_one_line(api: Api, command: tuple[str, ...]) -> None:
-    _one_line(api.gyre(*command))
-    _one_line(api.gyre(*command, GYRE_NATS_URL="nats://127.0.0.1:9"))
+    one_line(api.gyre(*command))
+    one_line(api.gyre(*command, GYRE_NATS_URL="nats://127.0.0.1:9"))
 
 
 def test_another_server_is_no_scheduler(api: Api) -> None:
     """The health path of any server answers; a view it is not."""
-    line = _one_line(api.gyre("job", "ls", GYRE_SCHEDULER_URL=f"{api.url}/healthz?"))
+    line = one_line(api.gyre("job", "ls", GYRE_SCHEDULER_URL=f"{api.url}/healthz?"))
     assert "gyre: " in line
 
 

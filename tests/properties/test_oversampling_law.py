@@ -28,6 +28,7 @@ from gyre.core.groups import JobGroups, evolve, next_ready
 from gyre.core.groups.keep import drawn
 from gyre.core.scheduling import JobState
 from gyre.core.selection import Selection
+from gyre.testkit.facts import terminated
 from gyre.testkit.scheduling_strategies import live
 from gyre.testkit.trajectory_world import small_spec
 
@@ -43,18 +44,6 @@ OVERSAMPLED: dict[str, Any] = {
     "mu": 2,
     "num_steps": 4,
 }
-
-
-def terminated(execution: str, reason: TerminationReason) -> Terminated:
-    return Terminated(
-        execution=execution,
-        attempt=1,
-        reason=reason,
-        exit_code=0,
-        signal=None,
-        workspace=None,
-        duration_s=1.0,
-    )
 
 
 class OneGroup:
@@ -240,7 +229,7 @@ def test_the_report_shows_that_first_finished_keeps_the_shorter_ones() -> None:
             reason: TerminationReason = "completed" if running else "surplus"
             group.end(name, reason, place / 5)
             took = float(place + 1) if running else 3.5
-            selection.fold(terminated(name, reason).model_copy(update={"duration_s": took}))
+            selection.fold(terminated(name, reason, duration_s=took))
         assert group.ready is not None
         selection.fold(group.ready)
         assert selection.summary()["num_surplus"] == 0

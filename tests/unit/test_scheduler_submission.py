@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.scheduler.sizes import check_sizes
 from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
+from gyre.testkit.scheduler_world import sound_job
 from gyre.testkit.specs import job_spec
 
 CELLS = 3
@@ -20,30 +20,9 @@ CELLS = 3
 @pytest.fixture
 def raw(tmp_path: Path) -> dict[str, Any]:
     """A job that passes, its model and tasks on disk."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (model / name).write_text("x")
-    for name in ("train/b", "train/a", "heldout/h"):
-        task = tmp_path / name
-        task.mkdir(parents=True)
-        (task / "task.toml").write_text("")
+    job = sound_job(tmp_path, cells=CELLS, heldout=True)
     (tmp_path / "train" / "notes.txt").write_text("no task")
-    (tmp_path / "tools.py").write_text("")
-    return {
-        "name": "job",
-        "model": {"path": str(model), "context_tokens": 1024},
-        "harness": {
-            "profile": "llm",
-            "timeout_s": 60,
-            "settings": {"functions_path": str(tmp_path / "tools.py")},
-        },
-        "tasks": {"train": str(tmp_path / "train"), "heldout": str(tmp_path / "heldout")},
-        "rollout": {"max_new_tokens": 64},
-        "cells": {"count": CELLS, "capacity": 8},
-        "schedule": {"num_steps": 2, "groups_per_step": 6, "executions_per_group": 8},
-    }
+    return job
 
 
 def _check(raw: object) -> tuple[list[str], list[str]]:

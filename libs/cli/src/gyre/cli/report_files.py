@@ -107,10 +107,23 @@ def _page(report: RunReport, summary: dict[str, Any]) -> str:
     title = html.escape(f"Gyre run {report.job}")
     speeds = summary["emulation"]
     emulated = f"<p>Emulated speeds: {emulation_in_words(speeds)}.</p>" if speeds else ""
+    measured = _measured(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>Held-out reward before: "
         f"{html.escape(_score(report.heldout('heldout_before')))}, after: "
         f"{html.escape(_score(report.heldout('heldout_after')))} (standard error of the mean).</p>"
-        f"{emulated}{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
+        f"{emulated}{measured}{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
     )
+
+
+def _measured(report: RunReport) -> str:
+    """The held-out set's reward under each version that was measured while the job trained."""
+    rows = "".join(
+        f"<tr><td>{version}</td><td>{html.escape(_score(score))}</td></tr>"
+        for version, score in report.measurements()
+    )
+    if not rows:
+        return ""
+    head = "<tr><th>version</th><th>mean reward</th></tr>"
+    return f"<h2>Held-out reward while training</h2><table>{head}{rows}</table>"

@@ -37,19 +37,6 @@ _EMITTED = group_events.MicroStepEmitted(
     num_targets=1,
 )
 _owner = variants(cell_events.MicroStepOwner(index=0, cell=0, epoch=1))
-_STATISTICS = cell_events.StepStatistics(
-    loss=0.0,
-    grad_norm=0.0,
-    lr=0.0,
-    clip_fraction=0.0,
-    mean_ratio=1.0,
-    mean_abs_logprob_diff=0.0,
-    max_abs_logprob_diff=0.0,
-    entropy=0.0,
-    num_targets=1,
-    num_tokens=1,
-    seconds=0.0,
-)
 
 
 class Trainers:
@@ -223,6 +210,6 @@ class Trainers:
                 epoch=world.state.epoch,
                 members=batch.members,
                 micro_steps=owners,
-                statistics=_STATISTICS,
+                statistics=cell_events.NO_STATISTICS,
             )
         )

@@ -10,6 +10,7 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.core.scheduling.plans import training_groups
+from gyre.testkit.facts import role_changed
 from gyre.testkit.specs import job_spec
 
 
@@ -44,11 +45,7 @@ def busy_job(*, num_cells: int, capacity: int, num_groups: int, group_size: int)
     busy.fold(sched.JobStarted(based_on=0, now=0.0, cells=cells, lineage=1))
     for cell in cells:
         busy.fold(cell_events.TrainerReady(cell=cell, pid=1))
-        busy.fold(
-            cell_events.RoleChanged(
-                cell=cell, role="rollout", version=0, lineage=1, engine_url=None, duration_s=0.0
-            )
-        )
+        busy.fold(role_changed(cell, "rollout"))
     busy.fold(sched.WorldFormed(based_on=0, now=0.0, epoch=1, cells=cells))
     for cell in cells:
         busy.fold(cell_events.WorldJoined(cell=cell, epoch=1))
@@ -65,15 +62,3 @@ def busy_job(*, num_cells: int, capacity: int, num_groups: int, group_size: int)
 def started(busy: BusyJob, execution: str) -> Body:
     group = busy.state.executions[execution].group
     return run_events.Started(execution=execution, group=group, task="t")
-
-
-def terminated(execution: str) -> Body:
-    return run_events.Terminated(
-        execution=execution,
-        attempt=1,
-        reason="completed",
-        exit_code=0,
-        signal=None,
-        workspace=None,
-        duration_s=1.0,
-    )

@@ -17,10 +17,10 @@ from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndeliver
 from gyre.contracts.events.executions import (
     AttemptStarted,
     Started,
-    Terminated,
     TerminationReason,
 )
 from gyre.contracts.events.scheduling import Dispatched, GroupPlan, JobSubmitted
+from gyre.testkit.facts import terminated
 from gyre.testkit.specs import job_spec
 
 JOB = "j1"
@@ -130,15 +130,7 @@ class ExecutionWorld:
         self, execution: str, reason: TerminationReason, *, attempt: int = 1, seal: bool = True
     ) -> None:
         """The execution terminates and, unless told otherwise, its calls are sealed."""
-        body = Terminated(
-            execution=execution,
-            attempt=attempt,
-            reason=reason,
-            exit_code=None,
-            signal=None,
-            workspace=None,
-            duration_s=1.0,
-        )
+        body = terminated(execution, reason, attempt=attempt)
         await self.say(subjects.run(JOB, execution), body)
         if seal:
             await self.seal(execution)

@@ -15,6 +15,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling.cluster import ClusterState, next_cell_join
+from gyre.testkit.facts import role_changed
 from gyre.testkit.scheduling_world import World
 
 Harm = Literal["dead", "hung", "stuck", "cut_off", "engine", "trainer", "released"]
@@ -159,16 +160,7 @@ class LosingWorld(World):
     def _role(self, cell: int, role: cell_events.CellRole) -> None:
         if cell in self.still:
             return
-        self.fact(
-            cell_events.RoleChanged(
-                cell=cell,
-                role=role,
-                version=self.state.durable_version,
-                lineage=self.state.lineage,
-                engine_url=None,
-                duration_s=0.0,
-            )
-        )
+        self.fact(role_changed(cell, role, self.state.durable_version, self.state.lineage))
 
     def _transition(self, body: sched.TransitionStarted) -> None:
         if body.to == "rollout":

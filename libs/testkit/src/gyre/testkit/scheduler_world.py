@@ -12,6 +12,7 @@ from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.testkit.facts import role_changed
 
 
 def sound_job(root: Path, *, cells: int = 3, heldout: bool = False) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def sound_job(root: Path, *, cells: int = 3, heldout: bool = False) -> dict[str,
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).write_text("x")
-    for name in ("train/a", "train/b", "heldout/h"):
+    for name in ("train/b", "train/a", "heldout/h"):
         task = root / name
         task.mkdir(parents=True, exist_ok=True)
         (task / "task.toml").write_text("")
@@ -78,10 +79,7 @@ class Cells:
             await self.change_role(job, cell, "rollout")
 
     async def change_role(self, job: str, cell: int, role: cell_events.CellRole) -> None:
-        body = cell_events.RoleChanged(
-            cell=cell, role=role, version=0, lineage=1, engine_url=None, duration_s=0.0
-        )
-        await self.say(job, cell, body)
+        await self.say(job, cell, role_changed(cell, role))
 
     async def say(self, job: str, cell: int, body: Body) -> int:
         return await self._say(subjects.cell(job, cell), job, body)

@@ -23,6 +23,7 @@ from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
 from gyre.core.execution import ended_by_itself
 from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
+from gyre.testkit.facts import terminated
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,17 +135,7 @@ class Rollouts(abc.ABC):
         known = self.state.executions[execution]
         if known.terminated:
             return
-        self.fact(
-            run_events.Terminated(
-                execution=execution,
-                attempt=1,
-                reason=reason,
-                exit_code=0,
-                signal=None,
-                workspace=None,
-                duration_s=seconds,
-            )
-        )
+        self.fact(terminated(execution, reason, duration_s=seconds))
         if known.kind == "heldout":
             self.later(self.timings.scoring, partial(self._score, execution))
             return

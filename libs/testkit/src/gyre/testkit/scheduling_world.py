@@ -19,23 +19,10 @@ from gyre.contracts.events import scheduling as sched
 from gyre.core.groups import leaves_room
 from gyre.core.scheduling import JobState
 from gyre.core.scheduling.state import Batch
+from gyre.testkit.facts import role_changed
 from gyre.testkit.scheduling_rollouts import Rollouts, Timings
 
-__all__ = ["NO_STATISTICS", "Timings", "World"]
-
-NO_STATISTICS = cell_events.StepStatistics(
-    loss=0.0,
-    grad_norm=0.0,
-    lr=0.0,
-    clip_fraction=0.0,
-    mean_ratio=1.0,
-    mean_abs_logprob_diff=0.0,
-    max_abs_logprob_diff=0.0,
-    entropy=0.0,
-    num_targets=1,
-    num_tokens=1,
-    seconds=0.0,
-)
+__all__ = ["Timings", "World"]
 
 
 @dataclass
@@ -67,16 +54,7 @@ class World(Rollouts):
         self._role(cell, "rollout")
 
     def _role(self, cell: int, role: cell_events.CellRole) -> None:
-        self.fact(
-            cell_events.RoleChanged(
-                cell=cell,
-                role=role,
-                version=self.state.published,
-                lineage=self.state.lineage,
-                engine_url=None,
-                duration_s=0.0,
-            )
-        )
+        self.fact(role_changed(cell, role, self.state.published, self.state.lineage))
 
     def _world_formed(self, body: sched.WorldFormed) -> None:
         for cell in body.cells:
@@ -207,7 +185,7 @@ class World(Rollouts):
                 epoch=self.state.epoch,
                 members=batch.members,
                 micro_steps=owners,
-                statistics=NO_STATISTICS,
+                statistics=cell_events.NO_STATISTICS,
             )
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused, TrainerTimeout
+from gyre.contracts.events.cells import NO_STATISTICS
 
 Label = tuple[int, int]
 """(lineage, version)."""
@@ -286,7 +287,7 @@ class SimulatedTrainer:
         return {
             "version": label[1] + 1,
             "weights_version": self.label[1] if self.label else None,
-            "statistics": dict.fromkeys(_STATISTICS, 0),
+            "statistics": dict(_STATISTICS),
             **(core if world.rank == 0 else {}),
         }
 
@@ -355,7 +356,5 @@ class SimulatedTrainer:
             raise TrainerRefused(kind, message)
 
 
-_STATISTICS = (
-    *("loss", "clip_fraction", "mean_ratio", "mean_abs_logprob_diff", "max_abs_logprob_diff"),
-    *("entropy", "num_targets", "num_tokens"),
-)
+# The rest comes from the core's update and from the agent's clock.
+_STATISTICS = NO_STATISTICS.model_dump(exclude={"grad_norm", "lr", "seconds"})

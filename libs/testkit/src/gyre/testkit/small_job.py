@@ -58,14 +58,20 @@ def write_small_job(
     root: Path,
     *,
     num_tasks: int = 8,
+    num_heldout: int = 0,
     num_turns: int = 2,
     model: dict[str, Any] | None = None,
     **schedule: Any,
 ) -> dict[str, Any]:
-    """Write model, tasks and harness below `root`; return the job as the API takes it."""
+    """Write model, tasks and harness below `root`; return the job as the API takes it.
+
+    num_heldout: tasks of a held-out set; 0 for none.
+    """
     make_tiny_model(root / "model", seed=3, **(model or {}))
     for number in range(num_tasks):
         _write_task(root / "tasks" / f"task-{number:02d}", number)
+    for number in range(num_heldout):
+        _write_task(root / "heldout" / f"unseen-{number:02d}", num_tasks + number)
     harness = root / "harness.py"
     harness.write_text(HARNESS.format(num_turns=num_turns), encoding="utf-8")
     return {
@@ -80,7 +86,8 @@ def write_small_job(
                 "env": {"BASE_URL": "{base_url}", "API_KEY": "{api_key}"},
             },
         },
-        "tasks": {"train": str(root / "tasks")},
+        "tasks": {"train": str(root / "tasks")}
+        | ({"heldout": str(root / "heldout")} if num_heldout else {}),
         "rollout": {"max_new_tokens": 24, "call_timeout_s": 60},
         "cells": {"count": 3, "capacity": 4},
         "schedule": {

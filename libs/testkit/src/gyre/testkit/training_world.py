@@ -28,6 +28,7 @@ from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
 from gyre.scheduler.loop import SchedulerLoop
 from gyre.scheduler.snapshots import Snapshots
+from gyre.testkit.facts import terminated
 from gyre.testkit.lagging_log import LaggingLog
 from gyre.testkit.simulated_cell import CellLife
 from gyre.testkit.simulated_trainer import Fabric
@@ -268,16 +269,7 @@ class TrainingWorld:
             (name, "run"),
         )
         await self.fabric.pause(self.execution_s)
-        ended = run_events.Terminated(
-            execution=name,
-            attempt=1,
-            reason="completed",
-            exit_code=0,
-            signal=None,
-            workspace=None,
-            duration_s=1.0,
-        )
-        await self.say(run, ended, (name, "run"))
+        await self.say(run, terminated(name), (name, "run"))
         scored = score_events.Evaluated(
             execution=name, attempt=1, evaluation="x", artifact="x", branch="main", reward=1.0
         )

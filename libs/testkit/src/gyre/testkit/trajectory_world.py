@@ -23,11 +23,12 @@ from gyre.contracts.events.calls import (
     Span,
 )
 from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed
-from gyre.contracts.events.executions import Terminated, TerminationReason
+from gyre.contracts.events.executions import TerminationReason
 from gyre.contracts.events.scheduling import BatchOpened, Dispatched, GroupPlan, JobSubmitted
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
 from gyre.contracts.job import JobSpec
 from gyre.core.tree import node_id, sampled_node_id
+from gyre.testkit.facts import terminated
 
 VOCABULARY = 500
 
@@ -185,16 +186,7 @@ class World:
         await self.say(subjects.score(self.job, execution), body)
 
     async def terminate(self, execution: str, reason: TerminationReason = "completed") -> None:
-        body = Terminated(
-            execution=execution,
-            attempt=1,
-            reason=reason,
-            exit_code=None,
-            signal=None,
-            workspace=None,
-            duration_s=1.0,
-        )
-        await self.say(subjects.run(self.job, execution), body)
+        await self.say(subjects.run(self.job, execution), terminated(execution, reason))
 
     async def placeholder(self, execution: str) -> None:
         seal = CallsSealed(execution=execution, num_calls=0, last_seq=0)

@@ -152,6 +152,22 @@ class StepStatistics(Part):
     seconds: float
 
 
+# Of a step where nothing is computed, in simulated trainers: the policy stays what it was.
+NO_STATISTICS = StepStatistics(
+    loss=0.0,
+    grad_norm=0.0,
+    lr=0.0,
+    clip_fraction=0.0,
+    mean_ratio=1.0,
+    mean_abs_logprob_diff=0.0,
+    max_abs_logprob_diff=0.0,
+    entropy=0.0,
+    num_targets=1,
+    num_tokens=1,
+    seconds=0.0,
+)
+
+
 @event
 class StepCompleted(Body):
     """One optimizer update was applied on the core. version: after it. skipped: a non-finite
