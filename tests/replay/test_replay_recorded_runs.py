@@ -17,6 +17,7 @@ import pytest
 from gyre.adapters.archive import read_archive
 from gyre.adapters.journal import Fact
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events.calls import CallRecorded
 from gyre.core.explain import (
     Journeys,
     Recheck,
@@ -25,6 +26,7 @@ from gyre.core.explain import (
     explain,
     staleness_report,
 )
+from gyre.core.forks import Forks
 from gyre.core.report import RunReport
 
 RUNS = sorted((Path(__file__).parent / "runs").glob("*.jsonl.gz"))
@@ -136,3 +138,21 @@ def test_it_has_a_report(path: Path) -> None:
     summary, golden = report.summary(), _golden(path)
     assert (summary["status"], summary["steps"]) == (golden["status"], golden["steps"])
     assert round(summary["mean_staleness"], 6) == golden["mean_staleness"]
+
+
+@every_run
+def test_its_forks_are_the_calls_that_leave_a_path(path: Path) -> None:
+    """A call goes on where an earlier one of its execution ended, or opens it, or says why not."""
+    forks, ends = Forks(), dict[str, set[str | None]]()
+    num = 0
+    for fact in _events(path)[1]:
+        forks.fold(fact.body)
+        if isinstance(fact.body, CallRecorded):
+            call, known = fact.body, ends.setdefault(fact.body.execution, {None})
+            num += call.parent not in known
+            known.discard(call.parent)
+            known.add(call.node)
+    report = forks.report()
+    assert report.num_forks == num == sum(row.num for row in report.rows)
+    assert report.num_calls == sum(report.calls_by_role.values())
+    assert report.alarms == ()
