@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,67 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered, Segment
-from gyre.core.matching import Matcher, Plan, SentTurn
+from gyre.core.matching import Plan, SentTurn
 from gyre.core.messages import Message, ToolCall
 from gyre.core.tree import Tree, TreeError, fold, node_id, sampled_node_id
+from gyre.testkit.matched_calls import MatchedCalls
+from gyre.testkit.toy_encoder import CLOSE, GENERATION, ToyEncoder
 
-CLOSE = 1
-GENERATION = array("i", [2, 3])
-SEPARATOR = array("i", [4])
 TOOLS: list[Mapping[str, Any]] = [{"type": "function", "function": {"name": "run"}}]
 
 
-class TokenizerGone(Exception):
-    pass
-
-
 @dataclass
-class ToyEncoder:
-    """A token a byte, framed. encoded: contents that were encoded, in order; gone: it raises."""
-
-    encoded: list[str] = field(default_factory=list)
-    gone: bool = False
-
-    def head(self, tools: Sequence[Mapping[str, Any]], system: Message | None) -> array[int]:
-        return self._encode(str(tools) + (system.content if system else ""))
-
-    def inputs(self, messages: Sequence[Message]) -> list[array[int]]:
-        return [self._encode(message.content) for message in messages]
-
-    def inputs_after_turn(self, turn: array[int], messages: Sequence[Message]) -> list[array[int]]:
-        tokens = self.inputs(messages)
-        tokens[0] = self.turn_end(turn) + tokens[0]
-        return tokens
-
-    def turn_end(self, turn: array[int]) -> array[int]:
-        closed = len(turn) > 0 and turn[-1] == CLOSE
-        return SEPARATOR if closed else array("i", [CLOSE]) + SEPARATOR
-
-    def assistant(self, message: Message) -> array[int]:
-        return GENERATION + self._encode(message.content)
-
-    def generation(self) -> array[int]:
-        return GENERATION
-
-    def _encode(self, text: str) -> array[int]:
-        if self.gone:
-            raise TokenizerGone(text)
-        self.encoded.append(text)
-        return array("i", [10 + byte for byte in text.encode()])
-
-
-@dataclass
-class Agent:
+class Agent(MatchedCalls):
     """A client and the proxy's records of it. engine: what each call's engine was given."""
 
     encoder: ToyEncoder = field(default_factory=ToyEncoder)
-    matcher: Matcher = field(default_factory=lambda: Matcher(Tree()))
-    log: list[Body] = field(default_factory=list)
     history: list[Message] = field(default_factory=list)
     engine: dict[str, array[int]] = field(default_factory=dict)
-    sent: dict[str, SentTurn] = field(default_factory=dict)
     num_messages: int = 0
 
     def say(self, role: str = "user", **extra: Any) -> None:
@@ -85,57 +41,20 @@ class Agent:
     def call(self, outcome: str = "committed", *, tools: bool = False, closed: bool = True) -> None:
         """One call whose answer the client keeps, if it gets one."""
         plan = self.plan()
-        name = f"e-c{len(self.engine):05d}"
+        name = f"e-c{len(self.log):05d}"
         self.engine[name] = self.matcher.tree.path_tokens(plan.parent)
         assert len(self.engine[name]) == plan.num_input_tokens
         output = (300 + len(self.engine), 301, *((CLOSE,) if closed else ()))
-        parent, segments = self.matcher.unrecorded(plan.parent)
-        event = CallRecorded(
-            call=name,
-            execution="e",
-            attempt=1,
-            request_role="main",
-            parent=parent,
-            segments=segments,
-            node=sampled_node_id(plan.parent, name, output),
-            output_ids=output,
-            output_logprobs=(-0.5,) * len(output),
-            spans=(),
-            num_input_tokens=plan.num_input_tokens,
-            num_cached_tokens=0,
-            temperature=1.0,
-            max_new_tokens=8,
-            finish_reason="stop",
-            outcome=outcome,  # type: ignore[arg-type]
-            fork_reason=plan.fork_reason,
-            duration_s=0.0,
-        )
-        self.log.append(event)
-        self.matcher.recorded(event)
-        if outcome != "committed":
-            return
         ids = (f"{name}-t0", f"{name}-t1") if tools else ()
         turn = SentTurn(content="" if tools else f"answer of {name}", tool_call_ids=ids)
-        self.sent[event.node] = turn
-        self.matcher.sent(event.node, turn)
+        if outcome != "committed":
+            self.record(plan, output, None, outcome=outcome)
+            return
+        self.record(plan, output, turn)
         calls = tuple(ToolCall(id=i, name="run", arguments='{"a": 1}') for i in ids)
         self.history.append(Message(role="assistant", content=turn.content, tool_calls=calls))
         for identity in ids:
             self.say("tool", tool_call_id=identity)
-
-    def lose(self) -> None:
-        """The last committed answer turns out not to have arrived."""
-        last = next((e for e in reversed(self.log) if isinstance(e, CallRecorded)), None)
-        if last is not None:
-            event = CallUndelivered(call=last.call, execution="e", reason="test")
-            self.log.append(event)
-            self.matcher.tree.evolve(event)
-
-    def restart(self) -> None:
-        """The proxy comes back with nothing but the log."""
-        self.matcher = Matcher(fold(self.log))
-        for node, turn in self.sent.items():
-            self.matcher.sent(node, turn)
 
 
 def _act(agent: Agent, act: str, at: int) -> None:
@@ -157,7 +76,7 @@ def _act(agent: Agent, act: str, at: int) -> None:
         case "abort":
             agent.say()
             agent.call("aborted")
-        case "lose":
+        case "lose" if agent.engine:
             agent.lose()
         case "tools":
             agent.say()

@@ -14,6 +14,7 @@ from gyre.cli import (
     cells_commands,
     demo_command,
     explain_commands,
+    forks_command,
     job_commands,
     plan_command,
     run_commands,
@@ -35,6 +36,7 @@ app.add_typer(job_commands.app, name="job")
 app.add_typer(cells_commands.app, name="cells")
 run_commands.register(app)
 explain_commands.register(app)
+forks_command.register(app)
 archive_commands.register(app)
 bench_commands.register(app)
 simulate_commands.register(app)

@@ -40,7 +40,7 @@ def summary_table(report: RunReport) -> Table:
         table.add_row(f"held-out reward at version {version}", _score(score))
     for key in (
         *("steps", "executions", "calls", "calls_rerouted", "calls_failed"),
-        *("malformed_tool_calls", "role_changes"),
+        *("malformed_tool_calls", "forks", "unexplained_forks", "role_changes"),
         *("cells_that_trained", "mean_staleness", "expected_staleness"),
         *("sampled_tokens", "trained_tokens", "clip_low", "clip_high", "wall_s"),
     ):

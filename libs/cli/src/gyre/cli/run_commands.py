@@ -15,6 +15,7 @@ from rich.table import Table
 
 from gyre.cli import instants
 from gyre.cli.errors import CommandError
+from gyre.cli.forks_command import alarm_lines
 from gyre.cli.instants import Cut, parse_instant
 from gyre.cli.options import DEFAULT_HOME, Home
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
@@ -128,6 +129,8 @@ def report(
     directory = out or Path("out") / folded.job
     write_report(folded, directory)
     console.print(summary_table(folded))
+    for line in alarm_lines(folded.forks.report()):
+        typer.echo(line)
     console.print(f"report: {directory / 'report.html'}", highlight=False)
 
 

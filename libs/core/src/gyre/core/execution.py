@@ -129,6 +129,7 @@ class AttemptEnd:
 
     exit: None when there is no exit status. broken: what the surroundings failed at, None if
     nothing. undelivered: the proxy recorded a call of this attempt that did not reach the harness.
+    reported_error: what the harness itself says went wrong, whatever its exit status.
     """
 
     exit: Exit | None = None
@@ -136,6 +137,12 @@ class AttemptEnd:
     cancelled: bool = False
     broken: str | None = None
     undelivered: bool = False
+    reported_error: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the harness ended well: a clean exit, and nothing else said in its output."""
+        return self.exit is not None and self.exit.is_clean and self.reported_error is None
 
 
 def infrastructure_error(end: AttemptEnd) -> str | None:
@@ -150,7 +157,7 @@ def infrastructure_error(end: AttemptEnd) -> str | None:
         return None
     if end.exit is None:
         return "the harness left no exit status"
-    if end.undelivered and not end.exit.is_clean:
+    if end.undelivered and not end.succeeded:
         return "the harness failed after a call whose answer was not delivered"
     return None
 
@@ -179,7 +186,7 @@ def conclude(
         return (failed, terminated(state, "infrastructure", ending=end.exit, now=now))
     if end.timed_out:
         return (terminated(state, "timeout", ending=end.exit, now=now),)
-    reason: TerminationReason = "completed" if end.exit and end.exit.is_clean else "failed"
+    reason: TerminationReason = "completed" if end.succeeded else "failed"
     return (terminated(state, reason, ending=end.exit, now=now),)
 
 

@@ -11,6 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gyre.core.origins import (
+    ReadOrigin,
+    claude_code_origin,
+    codex_origin,
+    generic_origin,
+    main_origin,
+)
+
 
 class UnknownHarness(ValueError):
     """No profile has this name."""
@@ -42,12 +50,62 @@ class CommandSettings(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class ClaudeCodeSettings(BaseModel):
+    """`harness.settings` of the `claude-code` profile.
+
+    bare: the program's own minimal mode (a 4 kB request with the tools Bash, Edit and Read), right
+    for small models; the full one is about 80 kB with 24 tools. tools: which of its tools, all that
+    the mode has if empty. system_prompt: in place of its own, append_system_prompt: after it.
+    thinking: whether the model may think before it answers. env: variables
+    beside the profile's own, which they may replace.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bare: bool = False
+    tools: tuple[str, ...] = ()
+    thinking: bool = True
+    system_prompt: str | None = None
+    append_system_prompt: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class CodexSettings(BaseModel):
+    """`harness.settings` of the `codex` profile.
+
+    sub_agents: whether the model may start other agents. config: further entries of its
+    config.toml, by dotted name. env: variables beside the profile's own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sub_agents: bool = False
+    config: dict[str, str | int | bool] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class MiniSweAgentSettings(BaseModel):
+    """`harness.settings` of the `mini-swe-agent` profile.
+
+    step_limit: most model turns of one execution, 0 for no limit. config_path: its YAML file
+    instead of the one that it brings. env: variables beside the profile's own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_limit: Annotated[int, Field(ge=0)] = 0
+    config_path: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessProfile:
-    """name: as the job file says it. settings: the model that `harness.settings` must fit."""
+    """name: as the job file says it. settings: the model that `harness.settings` must fit.
+    origin: reads a request's role and agent out of what the harness shows."""
 
     name: str
     settings: type[BaseModel]
+    origin: ReadOrigin
 
     def check(self, settings: dict[str, Any]) -> BaseModel:
         """The settings, typed. Raises ValueError with one line that names the field."""
@@ -62,8 +120,11 @@ class HarnessProfile:
 _PROFILES = {
     profile.name: profile
     for profile in (
-        HarnessProfile(name="llm", settings=LlmSettings),
-        HarnessProfile(name="command", settings=CommandSettings),
+        HarnessProfile(name="llm", settings=LlmSettings, origin=main_origin),
+        HarnessProfile(name="command", settings=CommandSettings, origin=generic_origin),
+        HarnessProfile(name="claude-code", settings=ClaudeCodeSettings, origin=claude_code_origin),
+        HarnessProfile(name="codex", settings=CodexSettings, origin=codex_origin),
+        HarnessProfile(name="mini-swe-agent", settings=MiniSweAgentSettings, origin=main_origin),
     )
 }
 

@@ -19,6 +19,7 @@ from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import CellsSection, EmulationSection
 from gyre.core.execution import ENDED_BY_SCHEDULER
+from gyre.core.forks import Forks
 from gyre.core.scheduling import JobState, evolve, ledger
 from gyre.core.selection import Selection
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
@@ -68,6 +69,7 @@ class RunReport:
     rerouted: set[str] = field(default_factory=set)
     trained_cells: set[int] = field(default_factory=set)
     selection: Selection = field(default_factory=Selection)
+    forks: Forks = field(default_factory=Forks)
     _phase_of: dict[str, str] = field(default_factory=dict)
     _heldout: dict[str, dict[str, float | None]] = field(default_factory=dict)
     _group_rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -129,6 +131,7 @@ class RunReport:
                 self.waterlevel.append((time, *level))
 
     def fold_call(self, envelope: Envelope) -> None:
+        self.forks.fold(envelope.body)
         match envelope.body:
             case call_events.CallRecorded() as call:
                 self.num_calls += 1
@@ -173,6 +176,7 @@ class RunReport:
         schedule = self.state.required_spec.schedule
         before, after = self.heldout("heldout_before"), self.heldout("heldout_after")
         staleness = mean_staleness(self.state.groups.values())
+        forks = self.forks.report()
         return {
             "job": self.job,
             "status": self.state.status,
@@ -191,6 +195,10 @@ class RunReport:
             "calls_rerouted": len(self.rerouted),
             "calls_failed": self.num_calls_failed,
             "malformed_tool_calls": self.num_malformed,
+            "forks": forks.num_forks,
+            "unexplained_forks": forks.num_unexplained,
+            "unexplained_fork_share": forks.unexplained_share,
+            "alarms": list(forks.alarms),
             "role_changes": self.num_role_changes,
             "cells_that_trained": sorted(self.trained_cells),
             "mean_staleness": staleness,

@@ -1,7 +1,8 @@
 """An execution's trajectory tree: its calls, joined where they share a prefix.
 
-A node is one message's token segment, or what one call sampled. The tree is a fold over
-`calls.<job>.exec.<E>`; the proxy's live tree and the trajectory service's are the same code.
+A node is one message's token segment, or that of the results of parallel tool calls, or what one
+call sampled. The tree is a fold over `calls.<job>.exec.<E>`; the proxy's live tree and the
+trajectory service's are the same code.
 
 Invariants (properties `tito` and `targets`):
 - the tokens of `path(node)`, joined, are the exact context the node's own tokens were read or
@@ -45,7 +46,8 @@ class Sampled:
     """What makes a node a sampled one.
 
     logprobs: float64, one per token, natural log at `temperature`. spans: token ranges by policy
-    version and cell. order: index of the call among the execution's recorded calls, from 0.
+    version and cell. order: index of the call among the execution's recorded calls, from 0. agent:
+    which sub-agent asked, where the harness says so.
     """
 
     call: str
@@ -57,6 +59,7 @@ class Sampled:
     status: CallStatus
     order: int
     fork_reason: str | None
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,8 @@ class Node:
     """token_ids: int32, never written to. num_context_tokens: tokens of the path before this node.
 
     role: the message's role, "generation" or "assistant". sampled is None for input nodes,
-    assistant text that the client injected among them.
+    assistant text that the client injected among them. known_by: keys of an input's texts
+    (`gyre.core.matching.echoes`), empty where the log does not say.
     """
 
     id: str
@@ -73,6 +77,7 @@ class Node:
     token_ids: array[int]
     num_context_tokens: int
     sampled: Sampled | None = None
+    known_by: tuple[bytes, ...] = ()
 
     @property
     def num_path_tokens(self) -> int:
@@ -140,11 +145,22 @@ class Tree:
         Raises TreeError when its parent is unknown.
         """
         tokens = token_array(segment.token_ids)
-        return self._add_input(segment.node, segment.parent, segment.role, tokens)
+        known_by = tuple(map(bytes.fromhex, segment.known_by))
+        return self._add_input(segment.node, segment.parent, segment.role, tokens, known_by)
 
-    def add_input(self, parent: str | None, role: str, token_ids: array[int]) -> Node:
+    def add_input(
+        self, parent: str | None, role: str, token_ids: array[int], known_by: tuple[bytes, ...] = ()
+    ) -> Node:
         """As `add_segment`, with the id that follows from parent and tokens."""
-        return self._add_input(node_id(parent, token_ids), parent, role, token_ids)
+        return self._add_input(node_id(parent, token_ids), parent, role, token_ids, known_by)
+
+    def discard(self, node: str) -> None:
+        """Takes back an input node that nothing hangs below. Raises TreeError for another one."""
+        gone = self.node(node)
+        if gone.sampled is not None or self._children.get(node):
+            raise TreeError(f"node {node!r} was read or sampled")
+        del self.nodes[node]
+        self._children[gone.parent].remove(node)
 
     def node(self, node: str) -> Node:
         """Raises TreeError when there is no such node."""
@@ -156,18 +172,17 @@ class Tree:
     def path(self, node: str | None) -> list[Node]:
         """From a root to `node`, both included; empty for None."""
         found = []
+        nodes = self.nodes
         while node is not None:
-            found.append(self.node(node))
-            node = found[-1].parent
+            step = nodes.get(node) or self.node(node)
+            found.append(step)
+            node = step.parent
         found.reverse()
         return found
 
     def path_tokens(self, node: str | None) -> array[int]:
         """Token ids from the root to the end of `node`, int32."""
-        tokens = array("i")
-        for step in self.path(node):
-            tokens.extend(step.token_ids)
-        return tokens
+        return array("i", b"".join([step.token_ids for step in self.path(node)]))
 
     def context_tokens(self, node: str) -> array[int]:
         """Token ids before `node`: what its own tokens were conditioned on."""
@@ -216,7 +231,14 @@ class Tree:
         """Recorded calls, whatever came of them."""
         return len(self.calls)
 
-    def _add_input(self, identity: str, parent: str | None, role: str, tokens: array[int]) -> Node:
+    def _add_input(
+        self,
+        identity: str,
+        parent: str | None,
+        role: str,
+        tokens: array[int],
+        known_by: tuple[bytes, ...],
+    ) -> Node:
         known = self.nodes.get(identity)
         if known is not None:
             return known
@@ -226,6 +248,7 @@ class Tree:
             role=role,
             token_ids=tokens,
             num_context_tokens=self.num_path_tokens(parent),
+            known_by=known_by,
         )
         self._insert(node)
         return node
@@ -257,6 +280,7 @@ class Tree:
                     status=call.outcome,
                     order=len(self.calls),
                     fork_reason=call.fork_reason,
+                    agent=call.agent,
                 ),
             )
         )

@@ -14,13 +14,15 @@ class Segment(Part):
     """One message's tokens: an input node of the trajectory tree, not sampled in this call.
 
     node: id = hash(parent, token ids). role: the message's role (system, user, assistant, tool, or
-    "generation" for the tokens that open the assistant's turn).
+    "generation" for the tokens that open the assistant's turn). known_by: 32 hex digits each, for
+    the message's texts when they come again; empty in events that do not say it.
     """
 
     node: str
     parent: str | None
     role: str
     token_ids: tuple[int, ...]
+    known_by: tuple[str, ...] = ()
 
 
 class Span(Part):
@@ -42,6 +44,12 @@ class CallRecorded(Body):
     output_logprobs: natural log, one per output token, after division by `temperature`.
     outcome: only `committed` ones are targets. `aborted`: the client or a time-out cut it;
     `superseded`: a retry took its place; `failed`: the client was told an error.
+    delivered: earlier calls of the execution whose answers went out whole since its last event.
+    api: the path below /v1/ that the request came by, "" in events that do not say it.
+    queue_s: from the request to the first order to an engine; first_token_s: to its first token;
+    None where there was none.
+    agent, parent_agent: the harness's names of the sub-agent that asked and of the agent that
+    started it; None for the main agent, and where the harness does not say.
     fork_reason: why this request did not continue the path of an earlier one; None when it did.
     """
 
@@ -69,11 +77,22 @@ class CallRecorded(Body):
     num_malformed_tool_calls: int = 0
     num_reroutes: int = 0
     duration_s: float
+    delivered: tuple[str, ...] = ()
+    api: str = ""
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    agent: str | None = None
+    parent_agent: str | None = None
 
 
 @event
 class CallRerouted(Body):
-    """A call in flight went on elsewhere. tokens_kept: sampled at the source, not sampled again."""
+    """A call in flight went on elsewhere. tokens_kept: sampled at the source, not sampled again.
+
+    Of its context with the tokens kept: tokens_migrated have their cache entries from the source,
+    copied in migration_s; tokens_prefilled_again were computed at the destination, by its own
+    count, 0 where it sampled nothing. What is neither was in its cache before.
+    """
 
     TYPE: ClassVar[str] = "call_rerouted"
     call: str
@@ -82,6 +101,9 @@ class CallRerouted(Body):
     destination: int
     tokens_kept: int
     reason: Literal["transition", "engine_lost", "publication"]
+    tokens_migrated: int = 0
+    tokens_prefilled_again: int = 0
+    migration_s: float = 0.0
 
 
 @event

@@ -1,0 +1,18 @@
+"""Matches a request's history against the tokens that are already known, by structure.
+
+| module | holds |
+|---|---|
+| `encoder` | the port to the renderer: new content to tokens |
+| `echoes` | what a client may change and mean the same: the keys of messages |
+| `inputs` | what is read between two turns, and the nodes that are known by it |
+| `turns` | what was sampled and sent, known by its tool-call ids or its text |
+| `reasons` | why a request leaves the path of an earlier one |
+| `matcher`, `walk` | the walk of a request along the tree |
+"""
+
+from gyre.core.matching.encoder import CannotBridge, Encoder, Tokens, Tools
+from gyre.core.matching.matcher import Matcher
+from gyre.core.matching.turns import SentTurn
+from gyre.core.matching.walk import Opening, Plan
+
+__all__ = ["CannotBridge", "Encoder", "Matcher", "Opening", "Plan", "SentTurn", "Tokens", "Tools"]
