@@ -38,6 +38,12 @@ def parse_key(secret: str, key: str) -> KeyIdentity:
     return KeyIdentity(job=parts[0], execution=parts[1], attempt=int(parts[2]))
 
 
+def make_migration_key(secret: str, job: str) -> str:
+    """What proxies and engines of one job show each other to copy cached prefixes: 64 hex digits.
+    No attempt's key is one, nor the other way round: their texts have other forms."""
+    return _sign(secret, f"migration:{job}")
+
+
 def key_id(key: str) -> str:
     """The public name of a key, for events and logs: 12 hex digits of its SHA-256."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]

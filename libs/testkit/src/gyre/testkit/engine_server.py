@@ -34,6 +34,12 @@ class RunningEngine:
     kind: str
     url: str
     models: tuple[Path, Path]
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait(timeout=10)
 
 
 def engine_kinds() -> list[str]:
@@ -54,7 +60,7 @@ def engine(
 
 @contextmanager
 def running_engine(
-    kind: str, models: tuple[Path, Path], log: Path, *extra: str
+    kind: str, models: tuple[Path, Path], log: Path, *extra: str, migration_key: str = ""
 ) -> Iterator[RunningEngine]:
     """Start, wait until healthy, end with the block; the log is shown when it does not start."""
     with socket.socket() as probe:
@@ -63,16 +69,21 @@ def running_engine(
     command = [*_command(kind), "--model-path", str(models[0]), "--port", str(port)]
     command += ["--context-length", str(CONTEXT_TOKENS), "--weight-version", "w0", *extra]
     url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "GYRE_MIGRATION_KEY": migration_key,
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     try:
         _wait_healthy(process, url, time.monotonic() + START_TIMEOUT_S[kind], log)
-        yield RunningEngine(kind=kind, url=url, models=models)
+        yield RunningEngine(kind=kind, url=url, models=models, process=process)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

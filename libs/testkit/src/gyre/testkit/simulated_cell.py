@@ -60,8 +60,12 @@ class SimulatedEngine:
         await self._dead.wait()
         return -9
 
-    async def abort(self) -> None:
+    async def abort(self, *, pin_s: float | None = None) -> None:
         await self._work(0.1)
+
+    async def num_pins(self) -> int:
+        await self._work(0.1)
+        return 0
 
     async def num_requests(self) -> int:
         await self._work(0.1)

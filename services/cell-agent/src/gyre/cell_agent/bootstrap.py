@@ -13,6 +13,7 @@ import os
 import socket
 import uuid
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
@@ -33,7 +34,7 @@ async def main(settings: CellAgentSettings, runtime: Runtime) -> None:
     agent = CellAgent(
         cell=settings.cell,
         incarnation=incarnation,
-        journal=Journal(log, SystemClock()),
+        journal=Journal(log, SystemClock(), DirectoryBlobStore(settings.blobs_dir)),
         performer=performer,
     )
     online = AgentOnline(

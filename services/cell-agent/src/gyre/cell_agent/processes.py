@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Literal
 
+from gyre.adapters.keys import make_migration_key
 from gyre.cell_agent.engine.process import EngineProcess
 from gyre.cell_agent.reports import ProcessLost
 from gyre.cell_agent.settings import CellAgentSettings
@@ -53,6 +54,7 @@ class CellProcesses:
         engine = self._new_engine()
         self.engine = engine
         spec, emulated = state.required_spec, _emulation(state)
+        secret = self._settings.key_secret.get_secret_value()
         await engine.start(
             model_path=path or spec.model.path,
             weight_version=weight_version_name(*version),
@@ -60,6 +62,7 @@ class CellProcesses:
             max_running_requests=_capacity(state),
             seed=spec.seed + self._settings.cell,
             decode_tokens_per_s=emulated.decode_tokens_per_s,
+            migration_key=None if state.job is None else make_migration_key(secret, state.job),
         )
         self._watches["engine"] = asyncio.create_task(self._watch_engine(engine))
 

@@ -3,7 +3,9 @@
 Order on the way out (law "serving never stops"): the route has moved already, so what still runs
 here is aborted with its partial output kept by the proxy; once the engine is empty it is paused, so
 that a request sent before its proxy saw the move waits in vain instead of running on a cell that
-trains; that proxy drops it when the move reaches it.
+trains; that proxy drops it when the move reaches it. What the aborted calls have in the cache stays
+pinned until their proxies have had it copied to where they go on, but never longer than PIN_S: a
+proxy that died holds no cell up.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from gyre.core.routing import weight_version_name
 # Between two looks whether an aborted engine is empty: a decode step of a small model.
 _DRAIN_POLL_S = 0.02
 
+# How long a cell on its way to training keeps cached prefixes for a copy, at most. A copy takes
+# milliseconds to a second and its proxy gives it up after 4 s.
+PIN_S = 5.0
+
 
 class WeightsDiffer(EngineError):
     """The engine loaded a checkpoint and says another checksum than its manifest."""
@@ -27,15 +33,19 @@ class WeightsDiffer(EngineError):
 
 async def drain(engine: EngineClient, deadline_s: float) -> None:
     """Abort until nothing runs or waits, then hold the engine. Raises EngineError."""
-    deadline = time.monotonic() + deadline_s
+    began = time.monotonic()
+    pinned_until = began + min(PIN_S, deadline_s)
     while True:
-        await engine.abort()
+        left = pinned_until - time.monotonic()
+        await engine.abort(pin_s=left if left > 0 else None)
         if await engine.num_requests() == 0:
             break
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + deadline_s:
             raise EngineError(f"not drained after {deadline_s:g} s")
         await asyncio.sleep(_DRAIN_POLL_S)
     await engine.pause("in_place")
+    while time.monotonic() < pinned_until and await engine.num_pins():
+        await asyncio.sleep(_DRAIN_POLL_S)
     try:
         await engine.release_memory(("kv_cache",))
     except EngineRefusedError as error:

@@ -121,12 +121,15 @@ class EngineClient:
         except httpx.TransportError as error:
             raise EngineUnreachableError(f"{self.base_url}/generate: {error!r}") from error
 
-    async def abort(self, rid: str | None = None) -> None:
+    async def abort(self, rid: str | None = None, *, pin_s: float | None = None) -> None:
         """Abort the request with this rid, or all of them when None.
 
-        A known rid also aborts those it is a prefix of: give all rids the same length.
+        A known rid also aborts those it is a prefix of: give all rids the same length. pin_s: how
+        long an engine that can copy cached prefixes keeps those of the aborted for a copy.
         """
-        body = {"abort_all": True} if rid is None else {"rid": rid}
+        body: dict[str, Any] = {"abort_all": True} if rid is None else {"rid": rid}
+        if pin_s is not None:
+            body["pin_s"] = pin_s
         await self._post("/abort_request", body)
 
     async def pause(self, mode: PauseMode) -> None:
@@ -197,6 +200,10 @@ class EngineClient:
         """Requests that run or wait in the engine."""
         load = await self.loads()
         return int(load["num_running_reqs"]) + int(load["num_waiting_reqs"])
+
+    async def num_pins(self) -> int:
+        """Cached prefixes that wait to be copied; 0 from an engine that cannot."""
+        return int((await self.loads()).get("num_pins", 0))
 
     async def health(self) -> bool:
         """Whether the engine answers; False for any kind of silence. Slow while paused."""

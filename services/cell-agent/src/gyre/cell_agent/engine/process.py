@@ -15,6 +15,10 @@ from pathlib import Path
 from gyre.cell_agent.engine.base import EngineClient
 
 START_TIMEOUT_S = 180.0
+MIGRATION_KEY = "GYRE_MIGRATION_KEY"
+"""Where an engine finds it; `local.options` reads it."""
+
+_SECRETS = ("GYRE_KEY_SECRET",)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,9 +55,11 @@ class EngineProcess:
         max_running_requests: int,
         seed: int,
         decode_tokens_per_s: float | None = None,
+        migration_key: str | None = None,
     ) -> None:
         """Return once it is healthy. decode_tokens_per_s: emulated speed of each request, None for
-        the machine's own. Raises EngineStartError."""
+        the machine's own. migration_key: whose bearers may copy cached prefixes, None for nobody.
+        Raises EngineStartError."""
         port = _free_port(self._host)
         command = [
             sys.executable,
@@ -71,7 +77,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                env=_environment(self._threads, migration_key),
                 preexec_fn=_die_with_parent,
             )
         self._client = EngineClient(f"http://{self._host}:{port}")
@@ -112,6 +118,15 @@ class EngineProcess:
         if self._process is None:
             raise EngineStartError("the engine was not started")
         return self._process
+
+
+def _environment(threads: int, migration_key: str | None) -> dict[str, str]:
+    """Of the agent's own without its secrets, which an engine has no use for."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    kept["OMP_NUM_THREADS"] = str(threads)
+    if migration_key is not None:
+        kept[MIGRATION_KEY] = migration_key
+    return kept
 
 
 def _free_port(host: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from gyre.cell_agent.engine.local import routes_cache as cache
 from gyre.cell_agent.engine.local import routes_control as control
 from gyre.cell_agent.engine.local import routes_info as info
 from gyre.cell_agent.engine.local.engine import LocalEngine
@@ -32,6 +33,9 @@ ROUTES: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
     ("/weights_checker", control.weights_checker, (GET, POST)),
     ("/release_memory_occupation", control.release_memory_occupation, (GET, POST)),
     ("/resume_memory_occupation", control.resume_memory_occupation, (GET, POST)),
+    ("/unpin_cache", cache.unpin_cache, (POST,)),
+    ("/cache_blocks", cache.cache_blocks, (POST,)),
+    ("/pull_cache", cache.pull_cache, (POST,)),
     ("/health", info.health, (GET,)),
     ("/health_generate", info.health_generate, (GET,)),
     ("/ready", info.ready, (GET,)),

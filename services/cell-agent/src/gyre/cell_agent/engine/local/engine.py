@@ -22,6 +22,9 @@ from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.thread import EngineThread
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
 
+MAX_PULLS = 4
+"""Copies from other engines at a time: each holds one block in memory."""
+
 
 @dataclass(slots=True, eq=False)
 class Live:
@@ -47,6 +50,7 @@ class LocalEngine:
         self.codec = codec
         self.scheduler = scheduler
         self.gate = Gate()
+        self.pulls = asyncio.Semaphore(MAX_PULLS)
         self.model_path = str(options.model_path)
         self.update_session_open = False
         self.failure: BaseException | None = None
@@ -116,11 +120,14 @@ class LocalEngine:
         finally:
             del self.live[rid]
 
-    async def abort(self, rid: str, *, all_requests: bool = False) -> None:
-        """Abort as SGLang does: an unknown rid is ignored; a known one matches by prefix."""
+    async def abort(
+        self, rid: str, *, all_requests: bool = False, pin_s: float | None = None
+    ) -> None:
+        """Abort as SGLang does: an unknown rid is ignored; a known one matches by prefix. pin_s:
+        how long what the aborted requests have in the cache stays pinned for a copy."""
         if all_requests or rid in self.live:
             await self.thread.call(
-                lambda scheduler: scheduler.abort(rid, all_requests=all_requests)
+                lambda scheduler: scheduler.abort(rid, all_requests=all_requests, pin_s=pin_s)
             )
 
     async def pause(self, mode: str) -> None:

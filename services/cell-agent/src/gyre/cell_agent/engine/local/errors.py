@@ -29,3 +29,15 @@ class ModelFilesError(LocalEngineError):
 
 class WeightsError(LocalEngineError):
     """New weights that do not fit the model; the weights in service are unchanged."""
+
+
+class GoneError(LocalEngineError):
+    """A pinned prefix that is not there, or not any more; becomes HTTP 410."""
+
+
+class UnauthorizedError(LocalEngineError):
+    """The caller does not have the job's key; becomes HTTP 401."""
+
+
+class TransferError(LocalEngineError):
+    """Cached KV could not be copied from another engine; what had come by then is kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -11,8 +12,10 @@ from aiohttp import web
 from gyre.cell_agent.engine.local.engine import LocalEngine
 from gyre.cell_agent.engine.local.errors import (
     BadRequestError,
+    GoneError,
     LocalEngineError,
     SchemaError,
+    UnauthorizedError,
     UnavailableError,
     UnknownParameterError,
 )
@@ -21,6 +24,8 @@ ENGINE: web.AppKey[LocalEngine] = web.AppKey("engine", LocalEngine)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
 _REQUIRED = object()
+MAX_S = 60.0
+"""Of a pin and of a copy between engines: what takes longer is cheaper to prefill again."""
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
@@ -54,6 +59,18 @@ def field(body: dict[str, Any], name: str, kind: type[_T], default: Any = _REQUI
     return value
 
 
+def read_seconds(body: dict[str, Any], name: str, default: Any = _REQUIRED) -> Any:
+    """`body[name]`, a duration above 0 and at most MAX_S; without a default it is required."""
+    value = body.get(name)
+    if value is None and default is not _REQUIRED:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SchemaError(f"{name} must be a number of seconds, got {value!r}")
+    if not (math.isfinite(value) and 0 < value <= MAX_S):
+        raise BadRequestError(f"{name} must be above 0 and at most {MAX_S:g} seconds")
+    return float(value)
+
+
 def error_body(error: LocalEngineError) -> tuple[int, dict[str, Any]]:
     """HTTP status and JSON of an error: the contract has one shape for a body that does not
     parse, one for an unknown sampling parameter and one for a value that is refused."""
@@ -68,6 +85,10 @@ def error_body(error: LocalEngineError) -> tuple[int, dict[str, Any]]:
             }
         case UnknownParameterError():
             return 400, {"error": str(error)}
+        case GoneError():
+            return 410, {"error": {"message": str(error)}}
+        case UnauthorizedError():
+            return 401, {"error": {"message": str(error)}}
         case UnavailableError():
             return 503, {"error": {"message": str(error)}}
         case _:
@@ -111,5 +132,6 @@ __all__ = [
     "field",
     "json_response",
     "read_body",
+    "read_seconds",
     "stream_error",
 ]

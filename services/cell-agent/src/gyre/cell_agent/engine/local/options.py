@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+MIGRATION_KEY = "GYRE_MIGRATION_KEY"
+"""Not a flag: command lines are there for everybody on the machine to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +18,7 @@ class EngineOptions:
     """Settings of one engine process; sizes in tokens and requests.
 
     emulate_decode_tokens_per_s: of each running request; None: as fast as the machine goes.
+    migration_key: lets its bearers copy cached prefixes; from the environment, None: nobody may.
     """
 
     model_path: Path
@@ -28,6 +33,7 @@ class EngineOptions:
     incremental_streaming_output: bool
     log_level: str
     emulate_decode_tokens_per_s: float | None
+    migration_key: str | None = field(default=None, repr=False)
 
 
 def parse_options(arguments: Sequence[str]) -> EngineOptions:
@@ -57,7 +63,9 @@ def parse_options(arguments: Sequence[str]) -> EngineOptions:
         type=_positive_float,
         help="hold each running request to this speed (emulation)",
     )
-    return EngineOptions(**vars(parser.parse_args(arguments)))
+    return EngineOptions(
+        **vars(parser.parse_args(arguments)), migration_key=os.environ.get(MIGRATION_KEY) or None
+    )
 
 
 def _positive(text: str) -> int:

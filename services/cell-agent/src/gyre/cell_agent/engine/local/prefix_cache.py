@@ -5,7 +5,9 @@ models this engine serves), so no request ever refers to a cached row and any le
 evicted at any time. Least recently used leaves go first. The tree has one root per namespace
 (`extra_key`, `cache_salt`), because equal tokens under different keys must not share rows.
 
-Capacity: rows are charged in `insert`, released in `_evict` and `reset`. Example with 4 rows:
+A held prefix (`hold`) stays whatever is inserted, until `let_go` or `reset`.
+
+Capacity: rows are charged in `_append`, released in `_evict` and `reset`. Example with 4 rows:
 insert [a b c] charges 3; insert [a b d e] shares 2 and needs 2 more: one is free, so the
 least recently used leaf [c] is evicted and its row reused.
 """
@@ -22,13 +24,23 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A run of tokens below `parent`; `rows[i]` holds the KV of `tokens[i]`."""
+    """A run of tokens below `parent`; `rows[i]` holds the KV of `tokens[i]`. num_holds: of those
+    that end with this run; whoever has children is not evicted before them."""
 
     tokens: list[int]
     rows: list[int]
     parent: _Node | None
     last_used: int
     children: dict[int, _Node] = field(default_factory=dict)
+    num_holds: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """A cached prefix of `num_tokens` tokens that is not evicted."""
+
+    node: _Node
+    num_tokens: int
 
 
 class PrefixCache:
@@ -70,9 +82,11 @@ class PrefixCache:
 
     def read(self, rows: Sequence[int], out: Tensor) -> None:
         """Copy cached rows into the first rows of `out` [layers, 2, K, T, D]."""
-        out[:, :, :, : len(rows)] = self._store.index_select(
-            3, torch.tensor(rows, dtype=torch.long)
-        )
+        out[:, :, :, : len(rows)] = self.take(rows)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        """A copy of cached rows, [layers, 2, K, len(rows), D]."""
+        return self._store.index_select(3, torch.tensor(rows, dtype=torch.long))
 
     def insert(self, namespace: Hashable, tokens: Sequence[int], kv: Tensor) -> None:
         """Cache `tokens` whose KV is the first rows of `kv` [layers, 2, K, T, D].
@@ -82,17 +96,41 @@ class PrefixCache:
         """
         self._tick += 1
         node, known = self._descend(namespace, tokens)
-        needed = len(tokens) - known
-        if needed > len(self._free):
-            self._evict(needed - len(self._free))
-        count = min(needed, len(self._free))
+        self._append(node, tokens[known:], kv[:, :, :, known:])
+
+    def extend(self, namespace: Hashable, tokens: Sequence[int], start: int, kv: Tensor) -> int:
+        """Cache `tokens`, where `kv` [layers, 2, K, n, D] holds the KV of tokens[start:] alone.
+
+        Nothing is done if less than `start` tokens are cached. Returns how many are afterwards.
+        """
+        self._tick += 1
+        node, known = self._descend(namespace, tokens)
+        if known < start:
+            return known
+        return known + self._append(node, tokens[known:], kv[:, :, :, known - start :])
+
+    def hold(self, namespace: Hashable, tokens: Sequence[int]) -> Hold:
+        """Keep the longest cached prefix of `tokens` until `let_go`."""
+        self._tick += 1
+        node, known = self._descend(namespace, tokens)
+        node.num_holds += 1
+        return Hold(node, known)
+
+    def let_go(self, hold: Hold) -> None:
+        """The prefix may be evicted again. Once for each hold."""
+        hold.node.num_holds -= 1
+
+    def _append(self, node: _Node, tokens: Sequence[int], kv: Tensor) -> int:
+        """Cache `tokens` below `node`; row i of `kv` is that of tokens[i]. How many had room."""
+        if len(tokens) > len(self._free):
+            self._evict(len(tokens) - len(self._free))
+        count = min(len(tokens), len(self._free))
         if count == 0:
-            return
+            return 0
         rows = [self._free.pop() for _ in range(count)]
-        new_rows = kv[:, :, :, known : known + count]
-        self._store.index_copy_(3, torch.tensor(rows, dtype=torch.long), new_rows)
-        new = list(tokens[known : known + count])
-        node.children[new[0]] = _Node(new, rows, node, self._tick)
+        self._store.index_copy_(3, torch.tensor(rows, dtype=torch.long), kv[:, :, :, :count])
+        node.children[tokens[0]] = _Node(list(tokens[:count]), rows, node, self._tick)
+        return count
 
     def _descend(self, namespace: Hashable, tokens: Sequence[int]) -> tuple[_Node, int]:
         """The node that ends at the longest cached prefix (split if need be), its length."""
@@ -128,7 +166,7 @@ class PrefixCache:
         heapq.heapify(heap)
         while count > 0 and heap:
             last_used, _, leaf = heapq.heappop(heap)
-            if last_used == self._tick or leaf.parent is None:
+            if last_used == self._tick or leaf.num_holds or leaf.parent is None:
                 continue
             dropped = min(count, len(leaf.rows))
             self._free += leaf.rows[len(leaf.rows) - dropped :]

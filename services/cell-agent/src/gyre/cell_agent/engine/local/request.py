@@ -7,7 +7,7 @@ n = len(output_ids) finds at least n entries in every other list. `finish` is se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ class Request:
     """One request: what was asked, and everything produced so far.
 
     due_tick: under an emulated speed, the tick of its next token (`pace.Pace`).
+    kv_of: the weights that its slot was computed under.
     """
 
     rid: str
@@ -73,6 +74,7 @@ class Request:
     finished_at: float | None = None
     last_version: str = ""
     finish: Finish | None = None
+    kv_of: Hashable = None
 
     @property
     def sequence(self) -> list[int]:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from gyre.cell_agent.engine.local import updates
 from gyre.cell_agent.engine.local.errors import BadRequestError, SchemaError
-from gyre.cell_agent.engine.local.http import ENGINE, field, json_response, read_body
+from gyre.cell_agent.engine.local.http import ENGINE, field, json_response, read_body, read_seconds
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 FLUSHED = (
@@ -18,10 +18,14 @@ FLUSHED = (
 
 
 async def abort_request(request: web.Request) -> web.Response:
-    """`{"rid"}` or `{"abort_all": true}`: always 200 and empty."""
+    """`{"rid"}` or `{"abort_all": true}`: always 200 and empty. `pin_s` pins for so many seconds
+    what the aborted requests have in the cache; SGLang takes no notice of it."""
     body = await read_body(request)
-    rid = field(body, "rid", str, "")
-    await request.app[ENGINE].abort(rid, all_requests=field(body, "abort_all", bool, False))
+    await request.app[ENGINE].abort(
+        field(body, "rid", str, ""),
+        all_requests=field(body, "abort_all", bool, False),
+        pin_s=read_seconds(body, "pin_s", None),
+    )
     return web.Response()
 
 

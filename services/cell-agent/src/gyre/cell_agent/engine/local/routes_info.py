@@ -135,6 +135,7 @@ def _load(engine: LocalEngine) -> dict[str, Any]:
         "num_waiting_reqs": len(waiting),
         "num_waiting_uncached_tokens": sum(item.num_tokens for item in waiting),
         "num_used_tokens": cached,
+        "num_pins": len(scheduler.pins),
         "num_total_tokens": sum(item.num_tokens for item in running + waiting),
         "num_active_tokens": sum(item.num_tokens for item in running),
         "max_total_num_tokens": options.max_total_tokens,

@@ -7,7 +7,7 @@ gather. When request i leaves, the last one's rows move into slot i. Slots are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +29,17 @@ class Capacity:
 
 
 class ModelRunner:
-    """Owned by the model thread. `release_kv` and `allocate_kv` give memory back and take it."""
+    """Owned by the model thread. `release_kv` and `allocate_kv` give memory back and take it.
+
+    weights: names the weights in service. What was computed under others is neither found in the
+    cache nor put there.
+    """
 
     def __init__(self, model: Qwen3, capacity: Capacity) -> None:
         self.model = model
         self.capacity = capacity
         self.running: list[Request] = []
+        self.weights: Hashable = None
         self._slots: Tensor | None = None
         self._cache: PrefixCache | None = None
         self.allocate_kv()
@@ -48,6 +53,15 @@ class ModelRunner:
     def num_cached_tokens(self) -> int:
         """Rows of the prefix cache in use."""
         return self._cache.num_used_rows if self._cache is not None else 0
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The cached prefixes; the KV memory must be there."""
+        return self._kv()[1]
+
+    def namespace(self, request: Request) -> Hashable:
+        """Where the request's prefixes are cached: by its keys and the weights in service."""
+        return (*request.asked.namespace, self.weights)
 
     def allocate_kv(self) -> None:
         """Take the KV memory (zeros: masked rows are multiplied, so they must be finite)."""
@@ -79,12 +93,13 @@ class ModelRunner:
         start_len = prompt_logprobs_from(request)
         hit_limit = len(tokens) - 1 if start_len is None else min(start_len, len(tokens) - 1)
         kv = slots[:, :, len(self.running)]
-        rows = cache.match(request.asked.namespace, tokens[:hit_limit])
+        rows = cache.match(self.namespace(request), tokens[:hit_limit])
         if rows:
             cache.read(rows, kv)
         computed = torch.tensor(tokens[len(rows) :])
         hidden = self.model.prefill(computed, len(rows), kv)
-        cache.insert(request.asked.namespace, tokens, kv)
+        cache.insert(self.namespace(request), tokens, kv)
+        request.kv_of = self.weights
         self.running.append(request)
         if request.num_retractions == 0:
             request.cached_tokens = len(rows)
@@ -102,9 +117,9 @@ class ModelRunner:
         """Free the request's slot; `keep` its KV for later prefixes (all but the last token's)."""
         slots, cache = self._kv()
         slot = self.running.index(request)
-        if keep:
+        if keep and request.kv_of == self.weights:
             tokens = request.sequence[:-1]
-            cache.insert(request.asked.namespace, tokens, slots[:, :, slot])
+            cache.insert(self.namespace(request), tokens, slots[:, :, slot])
         last = self.running.pop()
         if last is not request:
             filled = last.num_tokens

@@ -11,7 +11,8 @@ next token is due. Commands run between steps, so each token belongs to exactly 
 Invariants (tests/unit/test_engine_scheduler.py):
 - a decode in a batch equals the decode alone;
 - `len(running) <= num_slots`; a request is in `waiting`, in `running`, or finished;
-- after weights are replaced with a flush, no KV of the old version is left.
+- no cached KV is used under other weights than it was computed under; after weights are replaced
+  with a flush, none is left.
 """
 
 from __future__ import annotations
@@ -24,18 +25,15 @@ from torch import Tensor
 
 from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError
 from gyre.cell_agent.engine.local.pace import Pace
+from gyre.cell_agent.engine.local.pins import Pins
+from gyre.cell_agent.engine.local.recording import record, record_prompt
 from gyre.cell_agent.engine.local.request import (
     ABORTED_RUNNING,
     ABORTED_WAITING,
     Finish,
     Request,
 )
-from gyre.cell_agent.engine.local.runner import (
-    ModelRunner,
-    picked,
-    prompt_logprobs_from,
-    ranked,
-)
+from gyre.cell_agent.engine.local.runner import ModelRunner, prompt_logprobs_from
 from gyre.cell_agent.engine.local.sampling import SamplingBatch, build_batch, sample, seeded_draw
 from gyre.cell_agent.engine.local.stats import EngineStats
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
@@ -62,7 +60,7 @@ class Scheduler:
         pace: Pace | None = None,
     ) -> None:
         self.runner = runner
-        self.weight_version = weight_version
+        self.pins = Pins(runner, clock)
         self.paused = False
         self.waiting: deque[Request] = deque()
         self.stats = EngineStats()
@@ -72,6 +70,20 @@ class Scheduler:
         self._pace = pace
         self._news: dict[int, Request] = {}
         self._batch: SamplingBatch | None = None
+        self._num_weights = 0
+        self.weight_version = weight_version
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights in service."""
+        return self._weight_version
+
+    @weight_version.setter
+    def weight_version(self, version: str) -> None:
+        # Counted too: weights may be replaced without a new name.
+        self._num_weights += 1
+        self._weight_version = version
+        self.runner.weights = (version, self._num_weights)
 
     @property
     def running(self) -> list[Request]:
@@ -117,15 +129,19 @@ class Scheduler:
         if due:
             self._decode(list(due))
 
-    def abort(self, rid: str, *, all_requests: bool = False) -> None:
-        """End every request whose rid starts with `rid` (or all), keeping what it produced."""
-        for request in list(self.waiting):
+    def abort(self, rid: str, *, all_requests: bool = False, pin_s: float | None = None) -> None:
+        """End every request whose rid starts with `rid` (or all), keeping what it produced; with
+        `pin_s`, keeping its cached prefix too for so many seconds."""
+        pin_until = None if pin_s is None else self._clock() + pin_s
+        for request in [*self.waiting, *self.running]:
             if all_requests or request.rid.startswith(rid):
-                self.waiting.remove(request)
-                self._end(request, Finish(type="abort", message=ABORTED_WAITING))
-        for request in list(self.running):
-            if all_requests or request.rid.startswith(rid):
-                self._end(request, Finish(type="abort", message=ABORTED_RUNNING))
+                waits = request in self.waiting
+                if waits:
+                    self.waiting.remove(request)
+                message = ABORTED_WAITING if waits else ABORTED_RUNNING
+                self._end(request, Finish(type="abort", message=message))
+                if pin_until is not None:
+                    self.pins.add(request, pin_until)
 
     def withdraw(self, request: Request) -> None:
         """End one request whose client left; nothing to do when it ended meanwhile."""
@@ -157,6 +173,7 @@ class Scheduler:
         if self.running or (self.waiting and not self.paused):
             return False
         if self.runner.kv_allocated:
+            self.pins.clear()
             self.runner.flush()
         return True
 
@@ -165,8 +182,7 @@ class Scheduler:
         model = self.runner.model
         check_state(state, expected_shapes(model.config), complete=complete)
         model.load(state)
-        if version is not None:
-            self.weight_version = version
+        self.weight_version = self.weight_version if version is None else version
 
     def release_memory(self) -> None:
         """Give the KV memory back. Unlike SGLang, which dies, a busy engine refuses."""
@@ -175,6 +191,7 @@ class Scheduler:
                 "release_memory_occupation needs an idle engine: "
                 f"{len(self.running)} running, {len(self.waiting)} waiting"
             )
+        self.pins.clear()
         self.runner.release_kv()
 
     def resume_memory(self) -> None:
@@ -191,7 +208,7 @@ class Scheduler:
             self.stats.prompt_tokens += len(request.prompt)
             self.stats.cached_tokens += request.cached_tokens
         if owed is not None:
-            _record_prompt(request, owed, logits)
+            record_prompt(request, owed, logits)
         if request.max_new_tokens == 0:
             request.first_token_at = self._clock()
             self._end(request, Finish(type="length", length=0))
@@ -222,7 +239,7 @@ class Scheduler:
         values = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
         now = self._clock()
         for row, (request, token) in enumerate(zip(requests, ids.tolist(), strict=True)):
-            _record(request, token, values[row], logprobs[row : row + 1], self.weight_version)
+            record(request, token, values[row], logprobs[row : row + 1], self.weight_version)
             if request.first_token_at is None:
                 request.first_token_at = now
             finish = self._finish_after(request, token)
@@ -268,33 +285,3 @@ class Scheduler:
         request.finish = finish
         self._news[id(request)] = request
         self.stats.note_finished(request)
-
-
-def _record(request: Request, token: int, value: float, logprobs: Tensor, version: str) -> None:
-    """Append one sampled token; `logprobs` is its row [1, V]. `output_ids` grows last."""
-    asked = request.asked
-    request.note_version(version)
-    if asked.return_logprob:
-        request.logprobs.append(value)
-        if asked.top_logprobs_num:
-            request.top += ranked(logprobs, asked.top_logprobs_num)
-        if asked.token_ids_logprob is not None:
-            request.chosen += picked(logprobs, asked.token_ids_logprob)
-    request.output_ids.append(token)
-
-
-def _record_prompt(request: Request, start: int, logits: Tensor) -> None:
-    """Logprobs of prompt tokens start.. from logits [len - start, V] of those positions.
-
-    Row i predicts the token after it, so position `start` itself has no value (None), and
-    the last row is the first output token's.
-    """
-    asked = request.asked
-    logprobs = (logits[:-1] / asked.sampling.temperature).log_softmax(dim=-1)
-    following = request.prompt[start + 1 :]
-    values = [row[token].item() for row, token in zip(logprobs, following, strict=True)]
-    if asked.top_logprobs_num:
-        request.prompt_top = [None, *ranked(logprobs, asked.top_logprobs_num)]
-    if asked.token_ids_logprob is not None:
-        request.prompt_chosen = [None, *picked(logprobs, asked.token_ids_logprob)]
-    request.prompt_logprobs = [None, *values]
