@@ -11,7 +11,8 @@ import pytest
 from gyre.core.matching import Matcher
 from gyre.core.messages import Message, ToolCall
 from gyre.core.tree import Tree
-from gyre.proxy.encoding import QwenCodec, load_codec
+from gyre.proxy.encoding import FamilyCodec, load_codec
+from gyre.proxy.families import FAMILIES
 from gyre.proxy.tokenizer import FastTokenizer, ModelFilesError
 from gyre.testkit.proxy_world import TOOLS
 from gyre.testkit.tiny_model import make_tiny_model
@@ -23,8 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def codec(model: Path) -> QwenCodec:
-    return QwenCodec(FastTokenizer(model))
+def codec(model: Path) -> FamilyCodec:
+    return FamilyCodec(FastTokenizer(model), FAMILIES["qwen3"])
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,14 @@ def reference(model: Path) -> Any:
     return create_renderer(AutoTokenizer.from_pretrained(str(model)), Qwen3RendererConfig())
 
 
-def ids(codec: QwenCodec, text: str) -> array[int]:
+def ids(codec: FamilyCodec, text: str) -> array[int]:
     return array("i", codec._tokenizer.encode(text))
 
 
 @pytest.mark.parametrize("tools", [[], TOOLS])
 @pytest.mark.parametrize("system", [None, "You are helpful.\n\nVery."])
 def test_message_by_message_is_the_whole_template(
-    codec: QwenCodec, reference: Any, tools: list[dict[str, Any]], system: str | None
+    codec: FamilyCodec, reference: Any, tools: list[dict[str, Any]], system: str | None
 ) -> None:
     raw = [{"role": "user", "content": text} for text in ("Write 3 ", "\n x\n\n", "", "é漢🙂")]
     if system is not None:
@@ -56,7 +57,7 @@ def test_message_by_message_is_the_whole_template(
     assert list(matcher.tree.path_tokens(plan.parent)) == expected
 
 
-def test_what_follows_a_turn_is_the_renderers_bridge(codec: QwenCodec, reference: Any) -> None:
+def test_what_follows_a_turn_is_the_renderers_bridge(codec: FamilyCodec, reference: Any) -> None:
     prompt = reference.render_ids(
         [{"role": "user", "content": "go"}], tools=TOOLS, add_generation_prompt=True
     )
@@ -75,20 +76,20 @@ def test_what_follows_a_turn_is_the_renderers_bridge(codec: QwenCodec, reference
     assert [*prompt, *turn, *joined] == expected
 
 
-def test_a_turn_that_was_cut_is_closed_by_what_follows(codec: QwenCodec) -> None:
+def test_a_turn_that_was_cut_is_closed_by_what_follows(codec: FamilyCodec) -> None:
     cut = ids(codec, "half a sen")
     [tokens] = codec.inputs_after_turn(cut, [Message(role="user", content="go on")])
     assert codec._decode(list(tokens)) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n"
 
 
-def test_open_reasoning_stays_as_it_was_sampled(codec: QwenCodec) -> None:
+def test_open_reasoning_stays_as_it_was_sampled(codec: FamilyCodec) -> None:
     thinking = ids(codec, "<think>\nhm<|im_end|>")
     [tokens] = codec.inputs_after_turn(thinking, [Message(role="user", content="go on")])
     assert codec._decode(list(tokens)) == "\n<|im_start|>user\ngo on<|im_end|>\n"
     assert codec.parse(thinking).content == ""
 
 
-def test_an_injected_turn_is_encoded_up_to_its_close(codec: QwenCodec) -> None:
+def test_an_injected_turn_is_encoded_up_to_its_close(codec: FamilyCodec) -> None:
     call = ToolCall(id="c", name="write_file", arguments='{"path": "a"}')
     tokens = codec.assistant(Message(role="assistant", content="so", tool_calls=(call,)))
     assert codec._decode(list(tokens)) == (
@@ -97,7 +98,7 @@ def test_an_injected_turn_is_encoded_up_to_its_close(codec: QwenCodec) -> None:
     )
 
 
-def test_parallel_calls_and_reasoning_are_read(codec: QwenCodec) -> None:
+def test_parallel_calls_and_reasoning_are_read(codec: FamilyCodec) -> None:
     block = '<tool_call>\n{"name": "f", "arguments": {"a":1.0}}\n</tool_call>'
     turn = codec.parse(ids(codec, f"<think>\nok\n</think>\n\nNow.\n{block}\n{block}<|im_end|>"))
     assert (turn.content, turn.reasoning) == ("Now.", "ok")
@@ -121,7 +122,7 @@ def test_parallel_calls_and_reasoning_are_read(codec: QwenCodec) -> None:
         "[" * 5000,
     ],
 )
-def test_what_no_client_can_run_is_sent_as_text(codec: QwenCodec, block: str) -> None:
+def test_what_no_client_can_run_is_sent_as_text(codec: FamilyCodec, block: str) -> None:
     good = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     tokens = ids(codec, f"<tool_call>\n{block}\n</tool_call><|im_end|>")
     turn = codec.parse(tokens)
@@ -134,7 +135,7 @@ def test_what_no_client_can_run_is_sent_as_text(codec: QwenCodec, block: str) ->
         assert [call.name for call in both.tool_calls] == ["g"]
 
 
-def test_an_unclosed_call_is_malformed_and_no_calls_means_text(codec: QwenCodec) -> None:
+def test_an_unclosed_call_is_malformed_and_no_calls_means_text(codec: FamilyCodec) -> None:
     cut = codec.parse(ids(codec, '<tool_call>\n{"name": "f", "argu'))
     assert (cut.tool_calls, cut.num_malformed_tool_calls) == ((), 1)
     whole = ids(codec, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>')

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gyre.contracts.families import ModelFamily
 from gyre.contracts.subjects import checked_id
 
 # The job's id and its executions' ids are made of the name, and an id has at most 80 characters.
@@ -27,7 +28,7 @@ class ModelSection(_Section):
     family: which renderer turns messages into tokens. context_tokens: the served context length."""
 
     path: str
-    family: Literal["qwen3"] = "qwen3"
+    family: ModelFamily = "qwen3"
     context_tokens: Positive = 32_768
 
 
