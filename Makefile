@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # What `make test` leaves out; `make test-full` runs it too, where its tools are there.
 DEFAULT_TESTS := not slow and not docker and not gpu
 
-.PHONY: help setup install demo compare test test-full lint format imports types check bench clean
+.PHONY: help setup install harness demo compare test test-full lint format imports types check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,8 +22,12 @@ setup:  ## environments from pinned requirements, cached outside the checkout
 
 install: setup  ## the same as setup
 
+harness: setup  ## an agent program beside the quickstart's: HARNESS=claude-code|codex|mini-swe-agent
+	@"$(PYTHON)" scripts/harness.py $(HARNESS)
+
 demo: setup  ## train the quickstart's policy from start to report [POLICY=async|colocate|gyre]
-	@.venv/bin/gyre demo $(if $(SEED),--seed $(SEED)) $(if $(POLICY),--policy $(POLICY))
+	@$(if $(HARNESS),"$(PYTHON)" scripts/harness.py $(HARNESS))
+	@.venv/bin/gyre demo $(if $(HARNESS),--example examples/$(HARNESS)) $(if $(SEED),--seed $(SEED)) $(if $(POLICY),--policy $(POLICY))
 
 compare: setup  ## one job under each policy, on emulated cells: needs a quiet machine
 	@$(PY) examples/policies/compare.py

@@ -8,6 +8,7 @@ and of the Python that made it, so that a second clone does not pay again:
 
     <cache>/env-<fingerprint>            what the project imports (requirements/third-party.txt)
     <cache>/harness-llm-<fingerprint>    the quickstart's agent program, alone
+                                         (others on demand: scripts/harness.py)
     .venv                                this checkout's packages, on top of the first one
     .venv/gyre-env.json                  where the harness environments are
 
@@ -118,7 +119,10 @@ def checkout_environment(shared: Path, harnesses: dict[str, str]) -> None:
     # The checkout's own place belongs to it: neither kind of install can be moved.
     wanted = f"{shared} {ROOT} " + fingerprint([*projects, REQUIREMENTS / "dev.txt"])
     marker = VENV / MARKER
+    environments = VENV / "gyre-env.json"
     with lock(ROOT / ".venv.lock", "another set-up of this checkout runs: waiting"):
+        on_demand = json.loads(environments.read_text()) if environments.exists() else {}
+        known = {name: path for name, path in on_demand.items() if Path(path).exists()}
         if marker.exists() and marker.read_text() == wanted:
             say(f"checkout: {len(projects)} packages are installed")
         else:
@@ -132,7 +136,7 @@ def checkout_environment(shared: Path, harnesses: dict[str, str]) -> None:
             command += ["-r", str(REQUIREMENTS / "dev.txt")]
             run_pip(command, VENV / "install.log")
             marker.write_text(wanted)
-        (VENV / "gyre-env.json").write_text(json.dumps(harnesses, indent=1) + "\n")
+        environments.write_text(json.dumps(known | harnesses, indent=1) + "\n")
 
 
 def fingerprint(files: Sequence[Path]) -> str:
@@ -160,31 +164,44 @@ def make_venv(directory: Path, *, with_pip: bool) -> None:
 
 
 def run_pip(command: Sequence[str], log: Path) -> None:
-    """Run pip with its output in `log`, and a sign of life on the terminal."""
+    """Run pip with its output in `log`."""
+    run_logged(command, log, name="pip", mark="ERROR")
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    *,
+    cwd: Path = ROOT,
+    name: str = "npm",
+    mark: str = "npm error",
+) -> None:
+    """Run an installer with its output in `log`, and a sign of life on the terminal. mark: how the
+    lines begin that say what went wrong."""
     started = last_sign = time.monotonic()
     with log.open("w") as output:
-        pip = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        process = subprocess.Popen(
+            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    pip.wait(timeout=1.0)
+                    process.wait(timeout=1.0)
                     break
                 now = time.monotonic()
                 if now - started > BUILD_TIMEOUT_S:
-                    raise SetupError(f"pip did not end in {BUILD_TIMEOUT_S:.0f} s: see {log}")
+                    raise SetupError(f"{name} did not end in {BUILD_TIMEOUT_S:.0f} s: see {log}")
                 if now - last_sign > HEARTBEAT_S:
                     last_sign = now
                     say(f"  {now - started:.0f} s, {_progress(log)}")
         finally:
-            if pip.poll() is None:
-                pip.kill()
-                pip.wait()
-    if pip.returncode != 0:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode != 0:
         lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
-        raise SetupError(f"pip failed: {errors[-1] if errors else 'no output'} (see {log})")
+        errors = [line for line in lines if line.startswith(mark)] or lines[-1:]
+        raise SetupError(f"{name} failed: {errors[-1] if errors else 'no output'} (see {log})")
 
 
 @contextlib.contextmanager

@@ -57,6 +57,9 @@ class ShellHarnesses:
             limits=Limits(max_file_bytes=1_000_000, max_open_files=256),
         )
 
+    def reported_error(self, spec: JobSpec, directory: AttemptDir) -> str | None:
+        return None
+
 
 class World(ExecutionWorld):
     """An execution's world with a runner in it and a proxy that says it is well."""

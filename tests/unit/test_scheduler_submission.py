@@ -89,7 +89,7 @@ def test_a_long_wrong_value_is_cut_in_the_message(raw: dict[str, Any]) -> None:
         ("model.path", "/with\0null", "is no path"),
         ("tasks.train", "/nowhere/at/all", "is no directory"),
         ("tasks.heldout", "relative", "is relative"),
-        ("harness.profile", "claude", "known: command, llm"),
+        ("harness.profile", "claude", "known: claude-code, codex, command, llm"),
         ("harness.settings", {}, "functions_path"),
         ("harness.settings.chain_limit", 0, "chain_limit"),
         ("harness.settings.functions_path", "/nowhere/tools.py", "is no file"),

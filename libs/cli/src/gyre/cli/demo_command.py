@@ -25,7 +25,7 @@ from gyre.embedded import control
 
 console = Console()
 WARM_START_TIMEOUT_S = 1800
-OUT = Path("out/quickstart")
+OUT = Path("out")
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def demo(
     ),
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the report goes.", show_default="out/quickstart[-POLICY]"),
+        typer.Option(help="Where the report goes.", show_default="out/EXAMPLE[-POLICY]"),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="One of the example's policies.yaml, not the job's own.")
@@ -48,12 +48,12 @@ def demo(
     lr: Annotated[float | None, typer.Option(help="Override the learning rate.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running.")] = False,
 ) -> None:
-    """Warm-start a tiny policy, train it inside `llm`, evaluate, write a report, stop."""
+    """Warm-start a tiny policy, train it inside an agent program, evaluate, report, stop."""
     raw = load_job_file(example / "job.yaml")
     if policy is not None:
         set_policy(raw, example, policy)
     if out is None:
-        out = OUT if policy in (None, "gyre") else OUT.with_name(f"{OUT.name}-{policy}")
+        out = OUT / (example.name if policy in (None, "gyre") else f"{example.name}-{policy}")
     assets = prepare(example, seed)
     _point_at(raw, assets, seed, lr)
     started = time.monotonic()
@@ -71,7 +71,7 @@ def demo(
 
 def prepare(example: Path, seed: int) -> Path:
     """Tasks and the warm-started model, made once for each seed; returns their directory."""
-    assets = OUT / f"seed-{seed}"
+    assets = OUT / example.name / f"seed-{seed}"
     for script, target in (("tasks.py", assets / "tasks"), ("warmstart.py", assets / "model")):
         path = example / script
         if not path.is_file():
@@ -89,7 +89,7 @@ def _run(home: Path, raw: dict[str, Any], out: Path) -> bool:
         view = client.submit(raw)
         console.print(f"job {view.id}", highlight=False)
         last = wait_for(client, view, raw, console)
-    report = asyncio.run(read_report(nats_url(home), view.id))
+    report = asyncio.run(read_report(nats_url(home), view.id, home))
     write_report(report, out)
     console.print(summary_table(report))
     console.print(f"report: {out / 'report.html'}", highlight=False)

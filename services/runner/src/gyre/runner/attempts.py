@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gyre.adapters.clock import Clock
@@ -17,7 +17,7 @@ from gyre.adapters.journal import Journal
 from gyre.adapters.keys import KeyIdentity, make_key
 from gyre.adapters.logging import get_logger
 from gyre.core.execution import AttemptEnd, Execution, Exit, remaining_s
-from gyre.runner.delivery import has_undelivered_call, proxy_answers
+from gyre.runner.delivery import has_undelivered_call, proxy_answers, settle
 from gyre.runner.errors import RunnerError
 from gyre.runner.harnesses import Harnesses
 from gyre.runner.registry import Registry
@@ -115,16 +115,25 @@ class Attempts:
         await self.sandbox.kill(process, self.settings.runner_stop_grace_s)
 
     async def _judge(self, job: str, state: Execution, end: AttemptEnd) -> AttemptEnd:
-        """Adds to a failure of the harness what the surroundings had to do with it."""
-        by_itself = end.exit is not None and not (end.timed_out or end.cancelled)
-        if not by_itself or end.exit is None or end.exit.is_clean:
+        """Adds what the harness says of itself, and to a failure what the surroundings had to do
+        with it."""
+        if end.exit is None or end.timed_out or end.cancelled:
             return end
+        directory = self.directory(job, state.execution, state.attempt)
+        reported = self.harnesses.reported_error(self.registry.jobs[job], directory)
+        if reported is not None:
+            get_logger().info("harness_reported_error", error=reported, attempt=state.attempt)
+        end = replace(end, reported_error=reported)
+        if end.succeeded:
+            return end
+        key = self.key(job, state.execution, state.attempt)
+        await settle(self.settings.proxy_url, key)
         undelivered = await has_undelivered_call(
             self.journal, job=job, execution=state.execution, attempt=state.attempt
         )
         if not undelivered and not await proxy_answers(self.settings.proxy_url):
             return AttemptEnd(exit=end.exit, broken="the harness failed while the proxy was down")
-        return AttemptEnd(exit=end.exit, undelivered=undelivered)
+        return replace(end, undelivered=undelivered)
 
 
 async def _unless(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import Clock, SystemClock
 from gyre.adapters.eventlog import EventLog
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -20,7 +21,7 @@ from gyre.runner.attempts import Attempts
 from gyre.runner.errors import AlreadyRunning
 from gyre.runner.executions import ExecutionLoop
 from gyre.runner.harnesses import Harnesses
-from gyre.runner.profile_harnesses import ProfileHarnesses, read_environments
+from gyre.runner.profile_harnesses import ProfileHarnesses, read_environments, read_programs
 from gyre.runner.registry import Registry
 from gyre.runner.sandbox import Sandbox
 from gyre.runner.sandbox.process import ProcessSandbox
@@ -38,7 +39,8 @@ def build(
     harnesses: Harnesses,
 ) -> Runner:
     """The runner over a log and a queue, with its workspaces under the settings' home."""
-    journal, registry = Journal(log, clock), Registry()
+    journal = Journal(log, clock, DirectoryBlobStore(settings.blobs_dir))
+    registry = Registry()
     attempts = Attempts(
         journal=journal,
         clock=clock,
@@ -76,7 +78,11 @@ async def main(settings: RunnerSettings, runtime: Runtime) -> None:
             queue=queue,
             clock=SystemClock(),
             sandbox=sandbox,
-            harnesses=ProfileHarnesses(settings=settings, pythons=pythons),
+            harnesses=ProfileHarnesses(
+                settings=settings,
+                pythons=pythons,
+                programs=read_programs(settings.harness_envs),
+            ),
         )
         get_logger().info("sandbox", isolation=sandbox.isolation)
         try:

@@ -13,6 +13,9 @@ from gyre.contracts.events.calls import CallRecorded, CallUndelivered
 HEALTH_PATH = "/healthz"
 # A proxy that is up answers within milliseconds; its listening socket accepts even when it is not.
 PROBE_DEADLINE_S = 2.0
+SETTLE_PATH = "/attempt/settle"
+# An engine has 2 s to hand over what it sampled, and the log acknowledges within milliseconds.
+SETTLE_DEADLINE_S = 5.0
 
 
 async def has_undelivered_call(journal: Journal, *, job: str, execution: str, attempt: int) -> bool:
@@ -32,9 +35,21 @@ async def has_undelivered_call(journal: Journal, *, job: str, execution: str, at
 
 async def proxy_answers(proxy_url: str, deadline_s: float = PROBE_DEADLINE_S) -> bool:
     """Whether the proxy's health check answers 200 within the deadline."""
+    return await _status(proxy_url, f"GET {HEALTH_PATH} HTTP/1.0", deadline_s) == b"200"
+
+
+async def settle(proxy_url: str, key: str, deadline_s: float = SETTLE_DEADLINE_S) -> bool:
+    """Tells the proxy that the attempt's harness has ended, so that it holds no answer for a retry
+    any more; what it says of them is in the log then. False: the proxy did not do it in time."""
+    request = f"POST {SETTLE_PATH} HTTP/1.0\r\nAuthorization: Bearer {key}\r\nContent-Length: 0"
+    return await _status(proxy_url, request, deadline_s) == b"204"
+
+
+async def _status(proxy_url: str, request: str, deadline_s: float) -> bytes:
+    """The status that the proxy answers to `request`, a head without its end; empty for none."""
     parts = urlsplit(proxy_url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    request = f"GET {HEALTH_PATH} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n"
+    request = f"{request}\r\nHost: {host}:{port}\r\n\r\n"
     try:
         async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -44,5 +59,5 @@ async def proxy_answers(proxy_url: str, deadline_s: float = PROBE_DEADLINE_S) ->
             finally:
                 writer.close()
     except (OSError, TimeoutError):
-        return False
-    return status.split()[1:2] == [b"200"]
+        return b""
+    return b"".join(status.split()[1:2])

@@ -18,3 +18,8 @@ class Harnesses(Protocol):
         Raises HarnessMisconfigured.
         """
         ...
+
+    def reported_error(self, spec: JobSpec, directory: AttemptDir) -> str | None:
+        """What the output of an attempt that ended says went wrong, whatever the exit status; None
+        if nothing, or if this harness does not say."""
+        ...

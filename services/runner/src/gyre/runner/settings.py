@@ -11,7 +11,8 @@ from gyre.adapters.settings import ServiceSettings
 
 class RunnerSettings(ServiceSettings):
     """proxy_url: where harnesses reach the model. harness_envs: a JSON file that names the Python
-    of each harness, {"harness_<profile>_python": path}.
+    or the native program of each harness, {"harness_<profile>_python": path,
+    "harness_<profile>_program": path}.
 
     runner_grace_s: between SIGTERM and SIGKILL at a time-out; a harness may write its last files.
     runner_stop_grace_s: the same when the runner itself stops, within the supervisor's patience.

@@ -1,0 +1,282 @@
+"""An agent program in the real stack: runner, proxy and evaluator as they are, over a real
+JetStream; scheduler and cells are played, the engines play a script.
+
+One job, whose tasks a test writes. `execute` takes one execution from its order to its score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyre.adapters.clock import SystemClock
+from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.eventlog.streams import ensure_streams
+from gyre.adapters.journal import Journal
+from gyre.adapters.workqueue.jetstream import JetStreamWorkQueue
+from gyre.contracts import subjects
+from gyre.contracts.envelope import Body
+from gyre.contracts.events.calls import CallRecorded
+from gyre.contracts.events.executions import Terminated
+from gyre.contracts.events.scheduling import Dispatched, GroupPlan, JobSubmitted
+from gyre.contracts.events.scores import Evaluated
+from gyre.core.tree import Tree
+from gyre.evaluator import bootstrap as evaluator
+from gyre.evaluator.settings import EvaluatorSettings
+from gyre.runner import bootstrap as runner
+from gyre.runner.profile_harnesses import ProfileHarnesses, read_environments, read_programs
+from gyre.runner.sandbox.process import ProcessSandbox
+from gyre.runner.settings import RunnerSettings
+from gyre.testkit.execution_world import until
+from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.played_engine import Play, PlayedEngine, Scene, played_engines
+from gyre.testkit.proxy_world import JOB, SECRET, Facts, RunningProxy, running_proxy
+from gyre.testkit.specs import job_spec
+
+GROUP = f"{JOB}-g0000"
+EXECUTION = f"{GROUP}-e0"
+TASK = "task"
+
+
+def harness_environments() -> Path:
+    """The file that says where the installed harnesses are; it may not exist."""
+    return Path(os.environ.get("GYRE_HARNESS_ENVS", Path(sys.prefix) / "gyre-env.json"))
+
+
+def is_installed(profile: str) -> bool:
+    """Whether the runner could start this harness here (`make harness`)."""
+    path = harness_environments()
+    if not path.exists():
+        return False
+    return profile in read_environments(path) | read_programs(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One execution that is over. logs: what the program wrote, the standard output first."""
+
+    end: Terminated
+    reward: float
+    events: tuple[Body, ...]
+    workspace: Path
+    logs: tuple[str, str]
+
+    @property
+    def calls(self) -> list[CallRecorded]:
+        """In the order of the log."""
+        return [event for event in self.events if isinstance(event, CallRecorded)]
+
+    @property
+    def roles(self) -> list[str]:
+        """Of the calls, in their order."""
+        return [call.request_role for call in self.calls]
+
+    @property
+    def forks(self) -> list[str]:
+        """Reasons of the calls that did not go on where an earlier one ended, in their order."""
+        return [call.fork_reason for call in self.calls if call.fork_reason is not None]
+
+    def tree(self) -> Tree:
+        tree = Tree()
+        for event in self.events:
+            tree.evolve(event)
+        return tree
+
+
+def assert_recorded_whole(outcome: Outcome, play: Play) -> None:
+    """Every token that the script said is in the tree, once, in a committed call of its own, each
+    with its logprob and its version; the script was played to its end and knew what to say."""
+    assert play.surprises == []
+    assert play.unplayed() == []
+    scripted = [each.whole for each in play.played if each.kept == 0]
+    assert sorted(call.output_ids for call in outcome.calls) == sorted(scripted)
+    assert {call.outcome for call in outcome.calls} == {"committed"}
+    targets = outcome.tree().targets()
+    assert [tuple(node.token_ids) for node in targets] == [c.output_ids for c in outcome.calls]
+    for call in outcome.calls:
+        covered = [index for span in call.spans for index in range(span.start, span.end)]
+        assert covered == list(range(len(call.output_ids)))
+
+
+@dataclass(slots=True, kw_only=True)
+class HarnessWorld:
+    """Mutated by its methods. engines: cell 0 is the first, and serves the execution."""
+
+    root: Path
+    home: Path
+    facts: Facts
+    queue: JetStreamWorkQueue
+    proxy: RunningProxy
+    play: Play
+    engines: tuple[PlayedEngine, ...]
+
+    async def submit(
+        self,
+        profile: str,
+        model: Path,
+        *,
+        instruction: str,
+        test_sh: str,
+        settings: dict[str, Any] | None = None,
+        context_tokens: int = 200_000,
+        max_new_tokens: int = 8192,
+        timeout_s: float = 20.0,
+    ) -> None:
+        """The job with its one task, and its cells, one an engine."""
+        task = self.root / "tasks" / TASK
+        (task / "tests").mkdir(parents=True)
+        (task / "tests" / "test.sh").write_text(test_sh)
+        (task / "task.toml").write_text('version = "1.0"\n')
+        (task / "instruction.md").write_text(instruction)
+        harness = {"profile": profile, "timeout_s": timeout_s, "settings": settings or {}}
+        spec = job_spec(
+            heldout=False,
+            cells=max(2, len(self.engines)),
+            sections={
+                "name": JOB,
+                "tasks": {"train": str(task.parent)},
+                "harness": harness | {"num_attempts": 1},
+                "model": {"path": str(model), "context_tokens": context_tokens},
+                "rollout": {"max_new_tokens": max_new_tokens, "call_timeout_s": 60.0},
+            },
+        )
+        submitted = JobSubmitted(spec=spec, train_tasks=(TASK,), heldout_tasks=())
+        await self.facts.append(subjects.sched(JOB), submitted)
+        for cell, engine in enumerate(self.engines):
+            await self.facts.rollout(cell, engine.url)
+
+    async def execute(self, *, deadline_s: float = 120.0) -> Outcome:
+        """One execution from its order to its reward."""
+        await self.order()
+        return await self.outcome(deadline_s=deadline_s)
+
+    async def order(self) -> None:
+        """Dispatches the group and orders its execution, on cell 0."""
+        plan = GroupPlan(group=GROUP, task=TASK, executions=(EXECUTION,))
+        dispatched = Dispatched.model_validate(
+            {
+                "based_on": 1,
+                "now": 0.0,
+                "kind": "training",
+                "groups": (plan,),
+                "version": 0,
+                "lineage": 0,
+            }
+        )
+        await self.facts.append(subjects.sched(JOB), dispatched)
+        await self.facts.order(EXECUTION, 0)
+        order = {"job": JOB, "execution": EXECUTION, "group": GROUP, "task": TASK, "seed": 1}
+        await self.queue.put(subjects.start_order(JOB), json.dumps(order).encode(), EXECUTION)
+
+    async def outcome(self, *, deadline_s: float = 120.0) -> Outcome:
+        """Waits until the execution is scored."""
+
+        async def scored() -> bool:
+            return bool(await self._bodies(subjects.score(JOB, EXECUTION)))
+
+        try:
+            await until(scored, deadline_s=deadline_s)
+        except TimeoutError:
+            raise AssertionError("\n".join((self._told(), *self.logs()))) from None
+        end = (await self._bodies(subjects.run(JOB, EXECUTION)))[-1]
+        [score] = await self._bodies(subjects.score(JOB, EXECUTION))
+        assert isinstance(end, Terminated)
+        assert isinstance(score, Evaluated), score
+        assert end.workspace is not None
+        return Outcome(
+            end=end,
+            reward=score.reward,
+            events=tuple(await self.facts.calls(EXECUTION)),
+            workspace=self.home / "workspaces" / end.workspace,
+            logs=self.logs(),
+        )
+
+    def logs(self) -> tuple[str, str]:
+        """Standard output and error of the latest attempt."""
+        folders = sorted((self.home / "workspaces").glob("*/*/a*/logs"))
+        if not folders:
+            return ("", "")
+        names = ("stdout.log", "stderr.log")
+        return (_text(folders[-1] / names[0]), _text(folders[-1] / names[1]))
+
+    async def _bodies(self, subject: str) -> list[Body]:
+        journal = self.facts.journal
+        return [fact.body async for fact in journal.read(Stream.FACTS, (subject,))]
+
+    def _told(self) -> str:
+        played = [f"{each.cue} at {each.port}" for each in self.play.played]
+        return f"no score in time; played: {played}; surprises: {self.play.surprises}"
+
+
+@asynccontextmanager
+async def harness_world(
+    root: Path, model: Path, scenes: Sequence[Scene], *, engines: int = 1
+) -> AsyncIterator[HarnessWorld]:
+    """Everything around one execution, while the block lasts."""
+    nats = NatsServer(root / "nats").start()
+    try:
+        await ensure_streams(nats.url)
+        async with AsyncExitStack() as stack:
+            log = JetStreamEventLog(nats.url, name="harness-world")
+            stack.push_async_callback(log.close)
+            queue = JetStreamWorkQueue(nats.url)
+            stack.push_async_callback(queue.close)
+            play, cells = await stack.enter_async_context(
+                played_engines(model, scenes, count=engines)
+            )
+            proxy = await stack.enter_async_context(running_proxy(log))
+            home = root / "home"
+            await stack.enter_async_context(_services(home, log, queue, proxy.url, nats.url))
+            facts = Facts(Journal(log, SystemClock()))
+            yield HarnessWorld(
+                root=root,
+                home=home,
+                facts=facts,
+                queue=queue,
+                proxy=proxy,
+                play=play,
+                engines=cells,
+            )
+    finally:
+        nats.stop()
+
+
+@asynccontextmanager
+async def _services(
+    home: Path, log: JetStreamEventLog, queue: JetStreamWorkQueue, proxy_url: str, nats_url: str
+) -> AsyncIterator[None]:
+    """Runner and evaluator; their errors surface at the end."""
+    common = {"nats_url": nats_url, "database_url": "postgresql://nowhere", "home": str(home)}
+    common["key_secret"] = SECRET
+    settings = RunnerSettings.model_validate({**common, "proxy_url": proxy_url})
+    environments = harness_environments()
+    pythons = read_environments(environments)
+    sandbox = ProcessSandbox(settings.run_dir, pythons)
+    harnesses = ProfileHarnesses(
+        settings=settings, pythons=pythons, programs=read_programs(environments)
+    )
+    runs = runner.build(
+        settings, log=log, queue=queue, clock=SystemClock(), sandbox=sandbox, harnesses=harnesses
+    )
+    scores = evaluator.build(EvaluatorSettings.model_validate(common), log, SystemClock())
+    tasks = [asyncio.create_task(each.run(lambda: None)) for each in (runs, scores)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await sandbox.close()
+        assert all(isinstance(each, asyncio.CancelledError) for each in results), results
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
