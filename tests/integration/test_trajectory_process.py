@@ -130,7 +130,7 @@ async def undisturbed() -> list[Body]:
     log = MemoryEventLog()
     journal = Journal(log, SystemClock())
     world = await play(log)
-    service = Trajectories(log, journal, MemoryBlobStore())
+    service = Trajectories(journal, MemoryBlobStore())
     running = asyncio.create_task(service.run(lambda: None))
     bodies = await drain(world, journal)
     running.cancel()

@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
+import gyre.adapters.journal as journal_module
 from gyre.adapters.blobs import MemoryBlobStore
 from gyre.adapters.clock import ManualClock
 from gyre.adapters.eventlog import Stream
@@ -39,12 +42,12 @@ class Bed:
 
     def __init__(self, seed: int = 0) -> None:
         self.log = MemoryEventLog()
-        self.journal = Journal(self.log, ManualClock())
         self.blobs = MemoryBlobStore()
+        self.journal = Journal(self.log, ManualClock(), self.blobs)
         self.world = World(self.journal, JOB, small_spec(), seed=seed)
 
     def life(self) -> Trajectories:
-        return Trajectories(self.log, self.journal, self.blobs)
+        return Trajectories(self.journal, self.blobs)
 
     async def settle(self) -> Trajectories:
         """A new life that pays everything; claims each micro-step as it comes, as a cell does."""
@@ -121,6 +124,21 @@ async def test_a_batch_from_dispatch_to_the_closed_stream() -> None:
     assert closed.num_targets == sum(step.num_targets for step in steps)
     assert {step.normalizer for step in steps} == {3 * 4}
     assert [step.index for step in steps] == list(range(len(steps)))
+
+
+async def test_calls_too_large_for_the_log_are_trained_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = Bed(seed=3), Bed(seed=3)
+    await a_batch_is_ready(small)
+    await small.settle()
+    monkeypatch.setattr(journal_module, "MAX_EVENT_BYTES", 600)
+    await a_batch_is_ready(large)
+    await large.settle()  # lives again after each event, so that it reads the calls again too
+    calls = [recorded.data async for recorded in large.log.read(Stream.CALLS)]
+    assert sum(b',"blob":' in data for data in calls) > len(calls) / 3
+    assert await large.facts(GroupReady) == await small.facts(GroupReady)
+    assert await large.micro_steps() == await small.micro_steps() != []
 
 
 async def test_each_target_is_trained_once_with_its_own_logprob() -> None:

@@ -6,9 +6,10 @@ Format 1, gzip, JSON lines:
     {"stream":"facts","sequence":N,"event":{...}}     the job's facts, in order
     {"stream":"calls","sequence":N,"event":{...}}     its calls, in order; none if left out
 
-`event` is the envelope as it lies in the log; `sequence` its place in the log's stream, rising. The
-digest is SHA-256 over the other header fields and the SHA-256 of all lines below the header, so a
-changed, cut or extended file is refused. Writing and reading hold one event at a time in memory.
+`event` is the whole envelope: a body that the log has in the blob store is here in its place, so a
+file needs nothing beside it. `sequence` is its place in the log's stream, rising. The digest is
+SHA-256 over the other header fields and the SHA-256 of all lines below the header, so a changed,
+cut or extended file is refused. Writing and reading hold one event at a time in memory.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from gyre.adapters.eventlog.base import MAX_EVENT_BYTES
-from gyre.adapters.journal import Fact
+from gyre.adapters.journal import MAX_BODY_BYTES, Fact
 from gyre.contracts.codec import UndecodableEvent, decode, encode
 from gyre.contracts.envelope import Envelope
 from gyre.contracts.subjects import InvalidId, checked_id
 
 FORMAT = 1
-# An event and what its line adds. A longer line is no event: a file made to fill the memory.
-_MAX_LINE_BYTES = MAX_EVENT_BYTES + 1024
+# An event, its head, and what its line adds. A longer line is none: a file made to fill the memory.
+_MAX_LINE_BYTES = MAX_BODY_BYTES + 4096
 _LINE = re.compile(rb'\{"stream":"(facts|calls)","sequence":(\d{1,18}),"event":(\{.*\})\}\n')
 # What `keys.make_key` makes: a harness may have printed its own.
 _KEY = re.compile(rb"gyre_[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.\d+\.[0-9a-f]{64}")

@@ -2,17 +2,45 @@
 
 A service's loop is: follow the facts, fold each into its state, do what the state asks for, append
 what came of it. Ids derive from the cause, so doing it twice appends it once.
+
+A body that is too large for one event lies in the blob store, which all that write or read one log
+share. It is stored and synced before the event that refers to it is appended, so an event's body is
+there for whoever sees the event; a writer that dies in between leaves a blob that nothing names.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
+from gyre.adapters.blobs import BlobError, BlobStore
 from gyre.adapters.clock import Clock
-from gyre.adapters.eventlog.base import EventLog, Recorded, Stream
-from gyre.contracts.codec import decode, encode, make_envelope
+from gyre.adapters.eventlog.base import (
+    MAX_EVENT_BYTES,
+    EventLog,
+    EventLogError,
+    EventTooLarge,
+    Recorded,
+    Stream,
+)
+from gyre.adapters.failpoints import failpoint
+from gyre.contracts.bodies import BodyReference, body_of, without_body
+from gyre.contracts.codec import BodyElsewhere, decode, decode_with_body, encode, make_envelope
 from gyre.contracts.envelope import Body, Envelope, event_id
+
+# A call of a million new tokens and 128 k sampled ones has 11 MB. Whoever reads an event holds it
+# whole, several times over.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+class BodyUnstored(EventLogError):
+    """A large body could not be written into the blob store; nothing was appended."""
+
+
+class BodyLost(EventLogError):
+    """An event lies in the log, but its body not, or not whole, in the blob store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +60,16 @@ class Fact:
 
 
 class Journal:
-    """Events in, events out. Mutates nothing but the log."""
+    """Events in, events out. Mutates nothing but the log and the blob store.
 
-    def __init__(self, log: EventLog, clock: Clock) -> None:
+    blobs: where bodies lie that one event does not hold; without it such an append is refused and
+    such an event cannot be read.
+    """
+
+    def __init__(self, log: EventLog, clock: Clock, blobs: BlobStore | None = None) -> None:
         self._log = log
         self._clock = clock
+        self._blobs = blobs
 
     async def append(
         self,
@@ -51,7 +84,8 @@ class Journal:
         """Append `body` and return its stream sequence; once for each (cause, type).
 
         expected: stream sequence of the subject's last event, 0 for none, None to append unguarded.
-        Raises SequenceConflict when somebody else appended to the subject meanwhile.
+        Raises SequenceConflict when somebody else appended to the subject meanwhile, EventTooLarge
+        above MAX_BODY_BYTES (without a blob store above MAX_EVENT_BYTES), BodyUnstored.
         """
         envelope = make_envelope(
             body,
@@ -61,9 +95,10 @@ class Journal:
             time=self._clock.now(),
             causation=causation,
         )
-        return await self._log.append(
-            subject, encode(envelope), event_id=envelope.id, expected=expected
-        )
+        data = encode(envelope)
+        if len(data) > MAX_EVENT_BYTES and self._blobs is not None:
+            data = await _set_aside(self._blobs, subject, data)
+        return await self._log.append(subject, data, event_id=envelope.id, expected=expected)
 
     async def last_sequence(self, subject: str) -> int:
         """Stream sequence of the subject's last event, 0 if it has none."""
@@ -73,24 +108,51 @@ class Journal:
         """The stream's last sequence, 0 when it is empty."""
         return await self._log.head(stream)
 
-    async def read(
+    def read(
         self,
         stream: Stream,
         subjects: Sequence[str] = (),
         after: int = 0,
         until: int | None = None,
     ) -> AsyncIterator[Fact]:
-        """What lies in the log now, in order."""
-        async for recorded in self._log.read(stream, subjects=subjects, after=after, until=until):
-            yield _fact(recorded)
+        """What lies in the log now, in order. Raises BodyLost."""
+        return self._facts(self._log.read(stream, subjects=subjects, after=after, until=until))
 
-    async def follow(
+    def follow(
         self, stream: Stream, subjects: Sequence[str] = (), after: int = 0
     ) -> AsyncIterator[Fact]:
-        """What lies in the log, then what is appended, for ever."""
-        async for recorded in self._log.follow(stream, subjects=subjects, after=after):
-            yield _fact(recorded)
+        """What lies in the log, then what is appended, for ever. Raises BodyLost."""
+        return self._facts(self._log.follow(stream, subjects=subjects, after=after))
+
+    async def _facts(self, events: AsyncGenerator[Recorded, None]) -> AsyncIterator[Fact]:
+        async with aclosing(events):
+            async for recorded in events:
+                try:
+                    envelope = decode(recorded.data)
+                except BodyElsewhere as elsewhere:
+                    body = await self._fetch(recorded, elsewhere)
+                    envelope = decode_with_body(recorded.data, elsewhere.reference, body)
+                yield Fact(sequence=recorded.sequence, envelope=envelope)
+
+    async def _fetch(self, recorded: Recorded, elsewhere: BodyElsewhere) -> bytes:
+        place = f"event {recorded.sequence} on {recorded.subject}, {elsewhere}"
+        if self._blobs is None:
+            raise BodyLost(f"{place}: this process reads without a blob store")
+        try:
+            return await asyncio.to_thread(self._blobs.get, elsewhere.reference.digest)
+        except (BlobError, OSError) as error:
+            raise BodyLost(f"{place}: {error}") from error
 
 
-def _fact(recorded: Recorded) -> Fact:
-    return Fact(sequence=recorded.sequence, envelope=decode(recorded.data))
+async def _set_aside(blobs: BlobStore, subject: str, data: bytes) -> bytes:
+    """Store the body of an encoded event durably; the event that refers to it."""
+    body = body_of(data)
+    if len(body) > MAX_BODY_BYTES:
+        raise EventTooLarge(f"{subject}: a body of {len(body)} bytes, at most {MAX_BODY_BYTES}")
+    try:
+        # Synced to disk: milliseconds that others need not wait.
+        digest = await asyncio.to_thread(blobs.put, body)
+    except OSError as error:
+        raise BodyUnstored(f"{subject}: a body of {len(body)} bytes: {error}") from error
+    failpoint("journal.body_stored")
+    return without_body(data, BodyReference(digest=digest, size=len(body)))

@@ -46,28 +46,43 @@ class Runtime:
 
 
 Main = Callable[[SettingsT, Runtime], Coroutine[object, object, None]]
+# Makes the event loop that a service runs on; None is asyncio's own.
+LoopFactory = Callable[[], asyncio.AbstractEventLoop] | None
 
 
-def run_service(main: Main[SettingsT], settings: SettingsT, *, service: str) -> int:
+def run_service(
+    main: Main[SettingsT],
+    settings: SettingsT,
+    *,
+    service: str,
+    loop_factory: LoopFactory = None,
+) -> int:
     """Runs `main(settings, runtime)` until it returns, fails or is signalled; the exit status."""
     configure_logging(service, settings.log_level, secrets=[settings.key_secret.get_secret_value()])
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     runtime = Runtime(service=service, ready_file=settings.run_dir / f"{service}.ready")
     runtime.not_ready()
     try:
-        return asyncio.run(_supervise(main(settings, runtime), runtime))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(_supervise(main(settings, runtime), runtime))
     finally:
         runtime.not_ready()
 
 
-def service_main(main: Main[SettingsT], kind: type[SettingsT], *, service: str) -> None:
+def service_main(
+    main: Main[SettingsT],
+    kind: type[SettingsT],
+    *,
+    service: str,
+    loop_factory: LoopFactory = None,
+) -> None:
     """A service's `__main__`: reads the settings, runs, leaves with the exit status."""
     try:
         settings = load_settings(kind)
     except SettingsError as error:
         sys.stderr.write(f"{service}: {error}\n")
         sys.exit(2)
-    sys.exit(run_service(main, settings, service=service))
+    sys.exit(run_service(main, settings, service=service, loop_factory=loop_factory))
 
 
 async def _supervise(work: Coroutine[object, object, None], runtime: Runtime) -> int:

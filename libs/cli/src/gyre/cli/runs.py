@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from gyre.adapters.archive import ArchiveError, read_archive, read_facts, read_header
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -108,7 +109,7 @@ async def open_run(job: str | None, home: Path, file: Path | None = None) -> Asy
         return
     log = await _open(url)
     try:
-        journal = Journal(log, SystemClock())
+        journal = _journal(log, home)
         if await journal.last_sequence(subjects.sched(job)) > 0:
             yield LoggedRun(job=job, journal=journal)
         elif imported is not None:
@@ -128,11 +129,11 @@ def recorded(file: Path, job: str | None = None) -> RecordedRun:
     return RecordedRun(job=header.job, path=file)
 
 
-async def read_report(nats: str, job: str) -> RunReport:
+async def read_report(nats: str, job: str, home: Path) -> RunReport:
     """Fold the job's facts, then its calls. Raises CommandError for a job the log does not know."""
     log = await _open(nats)
     try:
-        return await fold_report(LoggedRun(job=job, journal=Journal(log, SystemClock())))
+        return await fold_report(LoggedRun(job=job, journal=_journal(log, home)))
     finally:
         await log.close()
 
@@ -155,6 +156,10 @@ def _imported(home: Path, job: str) -> RecordedRun | None:
     except subjects.InvalidId as error:
         raise CommandError(f"job {job!r}: {error}") from error
     return recorded(path, job) if path.is_file() else None
+
+
+def _journal(log: JetStreamEventLog, home: Path) -> Journal:
+    return Journal(log, SystemClock(), DirectoryBlobStore(StackPaths.of(home).home / "blobs"))
 
 
 async def _open(nats: str) -> JetStreamEventLog:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json, to_json
 
 import gyre.contracts.events  # noqa: F401  registers every event type
+from gyre.contracts.bodies import BodyReference, with_body
 from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.readers import read_whole
 from gyre.contracts.registry import EVENT_TYPES
@@ -17,6 +18,17 @@ from gyre.contracts.upcasters import upcast
 
 class UndecodableEvent(ValueError):
     """Bytes in the log that are no event this release knows."""
+
+
+class BodyElsewhere(UndecodableEvent):
+    """An event without its body, which lies where `reference` says: see `decode_with_body`."""
+
+    def __init__(self, head: dict[str, Any], reference: BodyReference) -> None:
+        super().__init__(
+            f"{head.get('type')} {head.get('id')}: its body of {reference.size} bytes is not in "
+            f"the log but in blob {reference.digest}"
+        )
+        self.reference = reference
 
 
 class _Head(BaseModel):
@@ -69,15 +81,18 @@ def make_envelope(
 def decode(data: bytes) -> Envelope:
     """Parse and validate one event.
 
-    Raises UndecodableEvent for broken JSON, an unknown type or a body that does not fit.
+    Raises UndecodableEvent for broken JSON, an unknown type or a body that does not fit,
+    BodyElsewhere for an event that came without its body.
     """
     envelope = read_whole(data)
     if envelope is not None:
         return envelope
     try:
-        raw = from_json(data)
+        raw = _parsed(data)
         _Head.model_validate(raw)
         return _envelope(raw)
+    except BodyElsewhere:
+        raise
     except (ValueError, TypeError) as error:
         raise UndecodableEvent(f"event cannot be read: {error}") from error
 
@@ -85,9 +100,29 @@ def decode(data: bytes) -> Envelope:
 def decode_trusted(data: bytes) -> Envelope:
     """As `decode`, for a log of ours: what is not read in one pass keeps its head as it is.
 
-    A body that does not fit raises pydantic's ValidationError, an unknown type UndecodableEvent.
+    A body that does not fit raises pydantic's ValidationError, an unknown type UndecodableEvent, an
+    event without its body BodyElsewhere.
     """
-    return read_whole(data) or _envelope(from_json(data))
+    return read_whole(data) or _envelope(_parsed(data))
+
+
+def decode_with_body(data: bytes, reference: BodyReference, body: bytes) -> Envelope:
+    """The event that `data` is without its body, and `body`, which lay elsewhere.
+
+    Raises UndecodableEvent, as `decode`.
+    """
+    try:
+        whole = with_body(data, reference, body)
+    except ValueError as error:
+        raise UndecodableEvent(f"event cannot be read: {error}") from error
+    return decode(whole)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    raw: dict[str, Any] = from_json(data)
+    if "blob" in raw and "body" not in raw:
+        raise BodyElsewhere(raw, BodyReference.model_validate(raw["blob"]))
+    return raw
 
 
 def _envelope(raw: dict[str, Any]) -> Envelope:

@@ -20,10 +20,11 @@ from gyre.evaluator.settings import EvaluatorSettings
 
 def build(settings: EvaluatorSettings, log: EventLog, clock: Clock) -> Evaluator:
     """The evaluator over `log`, with its blobs and workspaces under the settings' home."""
-    journal, registry = Journal(log, clock), Registry()
+    blobs, registry = DirectoryBlobStore(settings.blobs_dir), Registry()
+    journal = Journal(log, clock, blobs)
     handler = Handler(
         journal=journal,
-        blobs=DirectoryBlobStore(settings.blobs_dir),
+        blobs=blobs,
         clock=clock,
         settings=settings,
         registry=registry,
@@ -42,7 +43,8 @@ async def main(settings: EvaluatorSettings, runtime: Runtime) -> None:
     clock = SystemClock()
     log = JetStreamEventLog(settings.nats_url, name="gyre-evaluator")
     engine = connect(settings.database_url)
-    projection = Projection(Journal(log, clock), Projector(engine))
+    journal = Journal(log, clock, DirectoryBlobStore(settings.blobs_dir))
+    projection = Projection(journal, Projector(engine))
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(projection.run())

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
@@ -33,7 +34,7 @@ async def main(settings: SchedulerSettings, runtime: Runtime) -> None:
     clock = SystemClock()
     log = JetStreamEventLog(settings.nats_url, name="scheduler")
     queue = JetStreamWorkQueue(settings.nats_url)
-    journal = Journal(log, clock)
+    journal = Journal(log, clock, DirectoryBlobStore(settings.blobs_dir))
     hearing = Heartbeats(settings.nats_url)
     store = SnapshotStore(settings.snapshots_dir)
     snapshots = Snapshots(store, log, every=settings.snapshot_every)

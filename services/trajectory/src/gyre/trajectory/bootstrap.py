@@ -28,8 +28,9 @@ async def main(settings: TrajectorySettings, runtime: Runtime) -> None:
     """Serve until cancelled."""
     log = JetStreamEventLog(settings.nats_url, name="gyre-trajectory")
     engine = connect(settings.database_url)
-    journal = Journal(log, SystemClock())
-    service = Trajectories(log, journal, DirectoryBlobStore(settings.blobs_dir))
+    blobs = DirectoryBlobStore(settings.blobs_dir)
+    journal = Journal(log, SystemClock(), blobs)
+    service = Trajectories(journal, blobs)
     tree_nodes = Projection(
         "trajectory.tree_nodes",
         Stream.CALLS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gyre.adapters.blobs import BlobStore
-from gyre.adapters.eventlog import EventLog, Stream
+from gyre.adapters.eventlog import Stream
 from gyre.adapters.failpoints import failpoint
 from gyre.adapters.journal import Journal
 from gyre.adapters.logging import get_logger
@@ -61,8 +61,8 @@ class Trajectories:
     Mutated by folding alone; `pay_one` appends. `_restless` are the jobs that may owe something.
     """
 
-    def __init__(self, log: EventLog, journal: Journal, blobs: BlobStore) -> None:
-        self.trees = Trees(log)
+    def __init__(self, journal: Journal, blobs: BlobStore) -> None:
+        self.trees = Trees(journal)
         self.jobs: dict[str, Job] = {}
         self._journal = journal
         self._blobs = blobs

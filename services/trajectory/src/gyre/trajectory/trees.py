@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gyre.adapters.eventlog import EventLog, Stream
+from gyre.adapters.eventlog import Stream
+from gyre.adapters.journal import Journal
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
-from gyre.contracts.codec import decode
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallsSealed
 from gyre.core.tree import Tree, TreeError
@@ -23,8 +23,8 @@ class Trees:
     """Mutated by `fold` and `drop`. Token ids are int32 arrays: about 4 bytes a token of context
     and 12 a sampled one."""
 
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self._trees: dict[str, Tree] = {}
         self._damaged: dict[str, str] = {}
 
@@ -60,8 +60,8 @@ class Trees:
     async def _read(self, job: str, execution: str) -> Tree:
         tree = Tree()
         subject = subjects.calls(job, execution)
-        async for recorded in self._log.read(Stream.CALLS, subjects=(subject,)):
-            _evolve(tree, decode(recorded.data).body)
+        async for fact in self._journal.read(Stream.CALLS, (subject,)):
+            _evolve(tree, fact.body)
         if not tree.sealed:
             raise TreeError(f"the calls of {execution} are not sealed")
         return tree
