@@ -1,12 +1,15 @@
-"""What the proxy adds to a call's completion: `python tests/bench/bench_proxy.py [--engine local]`.
+"""What the proxy adds to a call's completion: `python tests/bench/bench_proxy.py [--no-peer]`.
 
-Clients in this process, the engine, nats-server and the proxy in processes of their own. Each
-client makes turns of a conversation, one after the other; the same prompts go to the engine
-directly, at the same concurrency, in the same run. Added time = difference of the percentiles.
+64 clients, each with its own conversation, make short calls one after the other: straight to the
+engine, through the proxy in each of its three APIs, and through the peer, `verifiers`' interception
+server with its training client, over the engine's endpoint that it asks. They take turns, round by
+round, so that all meet the same machine. Clients in this process, all else in processes of their
+own; the engine is a stub that answers on a timer. Added time = difference of the percentiles.
 
-engine stub: answers with `--tokens` tokens at `--token-ms` each, so that what is measured is the
-proxy and not the fight for two cores. engine local: the CPU engine, all of it.
-Writes out/bench/proxy.json.
+Meanwhile the proxy is asked for its health, every 50 ms from the first call on, and the engine too,
+which has next to nothing to do: what that one takes is the machine's. On a machine that is shared,
+time on a processor, by the kernel's count, holds best. Writes out/bench/proxy.json, and
+out/bench/proxy_peer.json, which has no targets.
 """
 
 from __future__ import annotations
@@ -15,21 +18,19 @@ import argparse
 import asyncio
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
-import psutil
-from aiohttp import web
 
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -37,224 +38,209 @@ from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
 from gyre.testkit.benches import write_report
 from gyre.testkit.nats_server import NatsServer
-from gyre.testkit.proxy_world import SECRET, TOOLS, Facts, end_process, free_port, local_engine
-from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.proxy_load import TALKS, Talk, call, cpu_s, proxy_process
+from gyre.testkit.proxy_world import Facts, end_process, free_port
+from gyre.testkit.tiny_model import make_tiny_tokenizer
 
-PROMPT_TOKENS = 400
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONTEXT_TOKENS = 131072
+SAY = "the quick brown fox jumps over the lazy dog"
+HEALTH_PERIOD_S = 0.05
+# Clients that start together stay together, and measure their own queue.
+SPREAD_S = 0.5
 
-TARGETS_MS = {"added_p50_ms": 2.0, "added_p99_ms": 10.0}
+TARGETS = {
+    **{f"{api}_added_p50_ms": 2.0 for api in TALKS},
+    **{f"{api}_added_p99_ms": 10.0 for api in TALKS},
+    "health_p99_ms": 50.0,
+}
 
-
-def stub_engine(port: int, num_tokens: int, token_s: float) -> None:
-    """SGLang's streaming shape, tokens on a timer. Blocks."""
-    spans = [{"version": "0.0", "start": 0, "end": num_tokens}]
-
-    async def generate(request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        rng = random.Random(body["rid"])
-        ids = [rng.randrange(300, 500) for _ in range(num_tokens)]
-        start = asyncio.get_running_loop().time()
-        for count in range(1, num_tokens + 1):
-            await asyncio.sleep(max(0.0, start + count * token_s - start_now()))
-            meta: dict[str, Any] = {
-                "id": body["rid"],
-                "weight_version": "0.0",
-                "cached_tokens": 0,
-                "finish_reason": None,
-                "output_token_logprobs": [[-1.5, token, None] for token in ids[:count]],
-            }
-            if count == num_tokens:
-                meta["finish_reason"] = {"type": "length", "length": count}
-                meta["weight_versions"] = spans
-            event = {"text": "", "output_ids": ids[:count], "meta_info": meta}
-            await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-    def start_now() -> float:
-        return asyncio.get_running_loop().time()
-
-    async def health(request: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
-    app = web.Application(client_max_size=2**26)
-    app.router.add_post("/generate", generate)
-    app.router.add_get("/health", health)
-    web.run_app(app, port=port, host="127.0.0.1", print=None, access_log=None)
+Client = Callable[[aiohttp.ClientSession, int], Coroutine[None, None, float]]
 
 
-async def direct_calls(
-    session: aiohttp.ClientSession, url: str, num_calls: int, num_tokens: int, spread_s: float
-) -> list[float]:
-    """Seconds of each call, straight to the engine."""
-    seconds = []
-    await asyncio.sleep(spread_s)
-    rng = random.Random(num_calls)
-    for index in range(num_calls):
-        body = {
-            "rid": f"{rng.getrandbits(128):032x}",
-            "input_ids": [rng.randrange(20, 400) for _ in range(PROMPT_TOKENS + 60 * index)],
-            "stream": True,
-            "return_logprob": True,
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 1.0},
-        }
+def direct(url: str, *, stream: bool) -> Client:
+    """Calls of the engine itself, as the proxy (stream) and as the peer make them."""
+
+    async def one(session: aiohttp.ClientSession, index: int) -> float:
+        ids = [random.Random(index).randrange(20, 300) for _ in range(400)]
+        body: dict[str, Any] = {"rid": "0" * 32, "input_ids": ids, "stream": True}
+        path = "/generate"
+        if not stream:
+            body, path = {"model": "policy", "token_ids": ids}, "/inference/v1/generate"
         start = time.perf_counter()
-        async with session.post(f"{url}/generate", data=orjson.dumps(body)) as response:
+        async with session.post(url + path, data=orjson.dumps(body)) as response:
             async for _ in response.content.iter_any():
                 pass
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        assert response.status == 200
+        return time.perf_counter() - start
+
+    return one
 
 
-async def proxied_calls(
-    session: aiohttp.ClientSession, url: str, key: str, num_calls: int, spread_s: float
+def through(url: str, keys: Sequence[str], talks: Sequence[Talk]) -> Client:
+    """Calls of conversations that go on from round to round."""
+
+    async def one(session: aiohttp.ClientSession, index: int) -> float:
+        return await call(session, url, keys[index], talks[index], "and the next one")
+
+    return one
+
+
+async def phase(
+    session: aiohttp.ClientSession, client: Client, num_clients: int, num_calls: int
 ) -> list[float]:
-    """Seconds of each call of one conversation, through the proxy."""
-    seconds = []
-    messages: list[dict[str, Any]] = []
-    await asyncio.sleep(spread_s)
-    for turn in range(num_calls):
-        messages.append({"role": "user", "content": f"turn {turn}: write the value {turn}"})
-        body = orjson.dumps({"model": "policy", "messages": messages, "tools": TOOLS})
-        start = time.perf_counter()
-        async with session.post(
-            f"{url}/v1/chat/completions", data=body, headers={"Authorization": f"Bearer {key}"}
-        ) as response:
-            answer = orjson.loads(await response.read())
-        seconds.append(time.perf_counter() - start)
-        assert response.status == 200, answer
-        message = answer["choices"][0]["message"]
-        messages.append({"role": "assistant", "content": message["content"]})
-    return seconds
+    """Seconds of every client's calls but its first, which opens its connection."""
+
+    async def one(index: int) -> list[float]:
+        await asyncio.sleep(random.Random(index).uniform(0, SPREAD_S))
+        return [await client(session, index) for _ in range(num_calls + 1)][1:]
+
+    return [s for one in await asyncio.gather(*map(one, range(num_clients))) for s in one]
 
 
-def percentiles(calls: list[list[float]]) -> dict[str, float]:
-    """p50 and p99 in milliseconds, without each client's first call."""
-    values = sorted(second for client in calls for second in client[1:])
+def percentiles(values: Sequence[float]) -> dict[str, float]:
     cuts = statistics.quantiles(values, n=100)
-    return {"p50_ms": round(cuts[49] * 1e3, 3), "p99_ms": round(cuts[98] * 1e3, 3)}
+    return {"p50_ms": round(cuts[49] * 1e3, 2), "p99_ms": round(cuts[98] * 1e3, 2)}
 
 
 @asynccontextmanager
-async def proxy_process(nats: NatsServer, home: Path) -> AsyncIterator[tuple[str, int]]:
-    """(url, process id) of a proxy that is ready."""
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        environment = os.environ | {
-            "GYRE_NATS_URL": nats.url,
-            "GYRE_DATABASE_URL": "postgresql://unused",
-            "GYRE_HOME": str(home),
-            "GYRE_KEY_SECRET": SECRET,
-            "GYRE_PROXY_LISTEN_FD": str(listener.fileno()),
-            "OMP_NUM_THREADS": "1",
-        }
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "gyre.proxy"], env=environment, pass_fds=[listener.fileno()]
-        )
-        try:
-            ready = home / "run" / "proxy.ready"
-            deadline = time.monotonic() + 60
-            while not ready.exists() and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", process.pid
-        finally:
-            end_process(process)
+async def peer_process(model: Path, engine: str, num: int) -> AsyncIterator[tuple[Client, int]]:
+    """The peer, over its environment in the cache, which is made if it is not there."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from setup import REQUIREMENTS, cache_directory, cached_environment
+
+    requirements = REQUIREMENTS / "bench-verifiers.txt"
+    environment = cached_environment(cache_directory(), "bench-verifiers", [requirements])
+    command = [str(environment / "bin" / "python"), str(ROOT / "tests/bench/verifiers_peer.py")]
+    command += ["--model", str(model), "--engine", engine, "--executions", str(num)]
+    process = subprocess.Popen(  # noqa: ASYNC220
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        said = orjson.loads(await asyncio.to_thread(process.stdout.readline))
+        talks = [TALKS["chat"]() for _ in range(num)]
+        yield through(said["url"], said["keys"], talks), process.pid
+    finally:
+        end_process(process)
 
 
-async def bench(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
-    model = make_tiny_model(root / "model", seed=0)
-    with ExitStack() as stack:
-        if arguments.engine == "stub":
-            port = free_port()
-            command = [sys.executable, __file__, "--serve-stub", str(port)]
-            command += ["--tokens", str(arguments.tokens), "--token-ms", str(arguments.token_ms)]
-            stack.callback(end_process, subprocess.Popen(command))  # noqa: ASYNC220
-            url = f"http://127.0.0.1:{port}"
-            await asyncio.sleep(1.5)
-        else:
-            extra = ("--max-running-requests", str(arguments.clients))
-            url = stack.enter_context(local_engine(model, root / "engine.log", *extra)).url
+async def watch_health(session: aiohttp.ClientSession, url: str, seconds: list[float]) -> None:
+    """Asks for ever."""
+    while True:
+        start = time.perf_counter()
+        async with session.get(url) as response:
+            await response.read()
+        seconds.append(time.perf_counter() - start)
+        assert response.status == 200
+        await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+async def bench(arguments: argparse.Namespace, root: Path) -> None:
+    model = root / "model"
+    make_tiny_tokenizer().save_pretrained(str(model))
+    num = arguments.clients
+    async with AsyncExitStack() as stack:
+        engine = f"http://127.0.0.1:{(port := free_port())}"
+        command = [sys.executable, "-m", "gyre.testkit.stub_engine", "--port", str(port)]
+        command += ["--model", str(model), "--say", SAY, "--token-ms", str(arguments.token_ms)]
+        stack.callback(end_process, subprocess.Popen(command))  # noqa: ASYNC220
         nats = NatsServer(root / "nats").start()
         stack.callback(nats.stop)
         await ensure_streams(nats.url)
         log = JetStreamEventLog(nats.url)
+        stack.push_async_callback(log.close)
         facts = Facts(Journal(log, SystemClock()))
-        await facts.submit(model, max_new_tokens=arguments.tokens)
-        await facts.rollout(0, url)
-        keys = [await facts.start(f"job-test-g0-e{index}") for index in range(arguments.clients)]
-        # Clients that start together stay together, and measure their own queue.
-        spreads = [random.Random(i).uniform(0, 1) for i in range(arguments.clients)]
-        connector = aiohttp.TCPConnector(limit=0)
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            proxy_process(nats, root) as (proxy_url, pid),
-        ):
-            await asyncio.gather(
-                *(proxied_calls(session, proxy_url, key, 2, 0.0) for key in keys[:4])
-            )
-            direct = await asyncio.gather(
-                *(
-                    direct_calls(session, url, arguments.calls, arguments.tokens, spread)
-                    for spread in spreads
-                )
-            )
-            before, start = psutil.Process(pid).cpu_times(), time.perf_counter()
-            proxied = await asyncio.gather(
-                *(
-                    proxied_calls(session, proxy_url, key, arguments.calls, spread)
-                    for key, spread in zip(keys, spreads, strict=True)
-                )
-            )
-            after, seconds = psutil.Process(pid).cpu_times(), time.perf_counter() - start
-        await log.close()
-    num_calls = len(keys) * arguments.calls
-    cpu = after.user + after.system - before.user - before.system
-    alone, through = percentiles(direct), percentiles(proxied)
-    return {
-        "engine": arguments.engine,
-        "clients": arguments.clients,
-        "calls": num_calls,
-        "output_tokens": arguments.tokens,
-        "calls_per_s": round(num_calls / seconds, 1),
-        "proxy_cpu_ms_per_call": round(cpu / num_calls * 1e3, 3),
-        "engine_alone": alone,
-        "through_proxy": through,
-        "added": {name: round(through[name] - alone[name], 3) for name in alone},
-        "load_average": round(os.getloadavg()[0], 2),
-    }
+        await facts.submit(model, context_tokens=CONTEXT_TOKENS, max_new_tokens=1024)
+        await facts.rollout(0, engine)
+        keys = {
+            api: [await facts.start(f"job-test-g0-{api}{index}") for index in range(num)]
+            for api in TALKS
+        }
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
+        url, pid = await stack.enter_async_context(proxy_process(nats.url, root))
+        clients = {"engine": direct(engine, stream=True)}
+        clients |= {
+            api: through(url, keys[api], [talk() for _ in range(num)])
+            for api, talk in TALKS.items()
+        }
+        pids = dict.fromkeys(TALKS, pid)
+        if arguments.peer:
+            peer, pids["peer"] = await stack.enter_async_context(peer_process(model, engine, num))
+            clients |= {"peer_engine": direct(engine, stream=False), "peer": peer}
+        health: dict[str, list[float]] = {"health": [], "engine_health": []}
+        watching = [
+            asyncio.create_task(watch_health(session, f"{url}/healthz", health["health"])),
+            asyncio.create_task(watch_health(session, f"{engine}/health", health["engine_health"])),
+        ]
+        seconds, cpu = await rounds(session, clients, pids, arguments)
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+        report(arguments, seconds, cpu, health)
 
 
-def report(result: dict[str, Any]) -> None:
-    """The target is for short calls over the engine alone."""
-    figures = {
-        "added_p50_ms": result["added"]["p50_ms"],
-        "added_p99_ms": result["added"]["p99_ms"],
-        **{
-            name: result[name]
-            for name in ("clients", "calls_per_s", "proxy_cpu_ms_per_call", "load_average")
-        },
-    }
-    ok = all(figures[name] <= target for name, target in TARGETS_MS.items())
-    name = "proxy" if result["engine"] == "stub" else f"proxy_{result['engine']}"
-    write_report(name, figures, TARGETS_MS, ok=ok)
+async def rounds(
+    session: aiohttp.ClientSession,
+    clients: Mapping[str, Client],
+    pids: Mapping[str, int],
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of the calls to each, and milliseconds of its process a call. The first round, which
+    warms everything, counts for nothing."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    spent: dict[str, float] = defaultdict(float)
+    await asyncio.gather(*(phase(session, client, 2, 1) for client in clients.values()))
+    for _ in range(arguments.rounds):
+        for name, client in clients.items():
+            before = cpu_s(pids[name]) if name in pids else 0.0
+            seconds[name] += await phase(session, client, arguments.clients, arguments.calls)
+            if name in pids:
+                spent[name] += cpu_s(pids[name]) - before
+    num_calls = arguments.rounds * arguments.clients * (arguments.calls + 1)
+    return seconds, {name: round(total / num_calls * 1e3, 3) for name, total in spent.items()}
+
+
+def report(
+    arguments: argparse.Namespace,
+    seconds: Mapping[str, Sequence[float]],
+    cpu: Mapping[str, float],
+    health: Mapping[str, Sequence[float]],
+) -> None:
+    found = {name: percentiles(values) for name, values in seconds.items()}
+    figures: dict[str, float] = {}
+    for api in TALKS:
+        for name in ("p50_ms", "p99_ms"):
+            figures[f"{api}_added_{name}"] = round(found[api][name] - found["engine"][name], 2)
+        figures[f"{api}_cpu_ms_per_call"] = cpu[api]
+    for name, waited in health.items():
+        figures[f"{name}_p99_ms"] = percentiles(waited)["p99_ms"]
+        figures[f"{name}_max_ms"] = round(max(waited) * 1e3, 2)
+    figures["clients"] = arguments.clients
+    figures["load_average"] = round(os.getloadavg()[0], 2)
+    ok = all(figures[name] <= target for name, target in TARGETS.items())
+    write_report("proxy", figures, TARGETS, ok=ok)
+    if arguments.peer:
+        added = {
+            f"chat_added_{name}": round(found["peer"][name] - found["peer_engine"][name], 2)
+            for name in ("p50_ms", "p99_ms")
+        }
+        peer = added | {"chat_cpu_ms_per_call": cpu["peer"]}
+        write_report("proxy_peer", peer, {}, ok=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=("stub", "local"), default="stub")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--calls", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=2)
     parser.add_argument("--token-ms", type=float, default=50.0)
-    parser.add_argument("--serve-stub", type=int)
+    parser.add_argument("--no-peer", dest="peer", action="store_false")
     arguments = parser.parse_args()
-    if arguments.serve_stub:
-        stub_engine(arguments.serve_stub, arguments.tokens, arguments.token_ms / 1e3)
-        return
     with tempfile.TemporaryDirectory() as root:
-        report(asyncio.run(bench(arguments, Path(root))))
+        asyncio.run(bench(arguments, Path(root)))
 
 
 if __name__ == "__main__":

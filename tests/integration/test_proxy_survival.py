@@ -23,7 +23,6 @@ from gyre.contracts.events.calls import (
     CallRecorded,
     CallRerouted,
     CallsSealed,
-    CallUndelivered,
 )
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.proxy_world import (
@@ -40,7 +39,8 @@ from gyre.testkit.tiny_model import make_tiny_model
 
 EXECUTIONS = [f"job-test-g0000-e{index}" for index in range(8)]
 EXECUTION = EXECUTIONS[0]
-LONG = {"max_new_tokens": 400, "call_timeout_s": 30.0}
+TOKENS_METRIC = "sglang:generation_tokens_total"
+LONG: dict[str, Any] = {"max_new_tokens": 400, "call_timeout_s": 30.0}
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +56,6 @@ def engine(
     log = tmp_path_factory.mktemp("proxy_engine") / "engine.log"
     with local_engine(models[0], log) as running:
         yield running
-
-
-class GatedLog(MemoryEventLog):
-    """Holds call_recorded back until the gate opens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.waiting = asyncio.Event()
-
-    async def append(
-        self, subject: str, data: bytes, *, event_id: str, expected: int | None
-    ) -> int:
-        if b'"call_recorded"' in data:
-            self.waiting.set()
-            await self.gate.wait()
-        return await super().append(subject, data, event_id=event_id, expected=expected)
 
 
 async def until(facts: Facts, execution: str, kind: type[Any]) -> list[Any]:
@@ -98,11 +81,24 @@ def assert_whole(call: CallRecorded) -> None:
     assert call.spans[-1].end == len(call.output_ids)
 
 
-async def ask_all(served: RunningProxy, facts: Facts) -> asyncio.Future[list[Any]]:
+async def num_sampled(engine: LocalEngine) -> float:
+    """Tokens that the engine has sampled since it started."""
+    async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as http:
+        lines = (await http.get("/metrics", timeout=20)).text.splitlines()
+    [value] = [line.split()[-1] for line in lines if line.startswith(TOKENS_METRIC)]
+    return float(value)
+
+
+async def ask_all(
+    served: RunningProxy, facts: Facts, engine: LocalEngine
+) -> asyncio.Future[list[Any]]:
     """One long call of each of EXECUTIONS, under way: some of them are in mid-stream."""
     clients = [served.client(await facts.start(execution)) for execution in EXECUTIONS]
+    before = await num_sampled(engine)
     asked = asyncio.gather(*(client.chat("tell me a long story") for client in clients))
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        while await num_sampled(engine) < before + 10 * len(EXECUTIONS):
+            await asyncio.sleep(0.01)
     return asked
 
 
@@ -115,7 +111,7 @@ async def test_an_engine_that_dies_loses_no_token_it_sent(
     with local_engine(models[0], tmp_path / "engine.log") as doomed:
         await facts.rollout(0, doomed.url)
         async with running_proxy(log) as served:
-            asked = await ask_all(served, facts)
+            asked = await ask_all(served, facts, doomed)
             doomed.kill()
             await asyncio.sleep(0.3)
             await facts.rollout(0, engine.url)  # the agent brings another engine up
@@ -143,7 +139,7 @@ async def test_a_publication_in_mid_call_leaves_exact_spans(
         async def ask(path: str, **body: Any) -> None:
             (await control.post(path, json=body, timeout=30)).raise_for_status()
 
-        asked = await ask_all(served, facts)
+        asked = await ask_all(served, facts, engine)
         await ask("/pause_generation", mode="retract")
         await ask(
             "/update_weights_from_disk",
@@ -171,7 +167,7 @@ async def test_an_aborted_engine_call_is_continued(
     await facts.submit(models[0], **LONG)
     await facts.rollout(0, engine.url)
     async with running_proxy(log) as served, httpx.AsyncClient(base_url=engine.url) as control:
-        asked = await ask_all(served, facts)
+        asked = await ask_all(served, facts, engine)
         await control.post("/abort_request", json={"abort_all": True})
         await asked
     reasons: list[str] = []
@@ -180,31 +176,6 @@ async def test_an_aborted_engine_call_is_continued(
         assert_whole(one_call(events))
         reasons += [event.reason for event in events if isinstance(event, CallRerouted)]
     assert set(reasons) == {"publication"}
-
-
-async def test_an_answer_that_does_not_arrive_is_recorded_as_undelivered(
-    models: tuple[Path, Path], engine: LocalEngine
-) -> None:
-    log = GatedLog()
-    facts = Facts(Journal(log, SystemClock()))
-    await facts.submit(models[0])
-    await facts.rollout(0, engine.url)
-    async with running_proxy(log) as served:
-        client = served.client(await facts.start(EXECUTION))
-        asked = asyncio.create_task(client.chat("hello"))
-        await log.waiting.wait()
-        asked.cancel()
-        await asyncio.sleep(0.1)
-        log.gate.set()
-        events = await until(facts, EXECUTION, CallUndelivered)
-        assert one_call(events).outcome == "committed"
-        assert (await facts.tree(EXECUTION)).targets() == []
-        # The retry is sampled anew: what did not arrive is no turn of this history.
-        retried = await client.post(
-            {"messages": client.messages}, **{"x-stainless-retry-count": "1"}
-        )
-        assert retried.status_code == 200
-        assert len((await facts.tree(EXECUTION)).targets()) == 1
 
 
 async def test_a_call_without_an_engine_fails_at_its_deadline(
@@ -300,9 +271,20 @@ class Processes:
         self.listener.close()
 
 
-@pytest.mark.parametrize("failpoint", ["proxy.after_append", "proxy.mid_stream:20"])
+@pytest.mark.parametrize(
+    ("failpoint", "mark"),
+    [
+        ("proxy.after_append", {}),
+        ("proxy.mid_stream:20", {"x-stainless-retry-count": "1"}),
+    ],
+)
 async def test_a_killed_proxy_comes_back_and_the_retry_is_answered_once(
-    nats: NatsServer, models: tuple[Path, Path], engine: LocalEngine, tmp_path: Path, failpoint: str
+    nats: NatsServer,
+    models: tuple[Path, Path],
+    engine: LocalEngine,
+    tmp_path: Path,
+    failpoint: str,
+    mark: dict[str, str],
 ) -> None:
     log = JetStreamEventLog(nats.url)
     facts = Facts(Journal(log, SystemClock()))
@@ -317,7 +299,7 @@ async def test_a_killed_proxy_comes_back_and_the_retry_is_answered_once(
             client = Client(http, key)
             with pytest.raises(httpx.TransportError):
                 await client.post(body)
-            answer = await client.post(body, **{"x-stainless-retry-count": "1"})
+            answer = await client.post(body, **mark)
             assert answer.status_code == 200, answer.text
             await client.post(
                 {

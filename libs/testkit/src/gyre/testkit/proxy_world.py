@@ -21,10 +21,11 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from gyre.adapters.blobs import BlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import EventLog, Stream
 from gyre.adapters.journal import Journal
-from gyre.adapters.keys import KeyIdentity, make_key
+from gyre.adapters.keys import KeyIdentity, make_key, make_migration_key
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.cells import RoleChanged
@@ -38,8 +39,9 @@ from gyre.contracts.events.scheduling import (
 )
 from gyre.core.routing import weight_version_name
 from gyre.core.tree import Tree
-from gyre.proxy.app import KEEPALIVE_S, ProxyApp
+from gyre.proxy.app import app_runner
 from gyre.proxy.engines import Engines, engine_session
+from gyre.proxy.limits import Limits
 from gyre.proxy.service import Proxy
 from gyre.testkit.specs import job_spec
 
@@ -84,7 +86,11 @@ def local_engine(
     command += ["--weight-version", weight_version_name(0, version), *extra]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            command,
+            stdout=output,
+            stderr=output,
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "GYRE_MIGRATION_KEY": make_migration_key(SECRET, JOB)},
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -136,12 +142,14 @@ class Facts:
         cause = ("test", self.num_appended, subject)
         return await self.journal.append(subject, body, job=self.job, cause=cause, expected=None)
 
-    async def submit(self, model: Path, **rollout: Any) -> None:
+    async def submit(
+        self, model: Path, *, context_tokens: int = CONTEXT_TOKENS, **rollout: Any
+    ) -> None:
         """A job whose policy is `model`; rollout: fields of the job file's section."""
         spec = job_spec(
             heldout=False,
             sections={
-                "model": {"path": str(model), "context_tokens": CONTEXT_TOKENS},
+                "model": {"path": str(model), "context_tokens": context_tokens},
                 "rollout": {"max_new_tokens": 48, "call_timeout_s": 30.0} | rollout,
             },
         )
@@ -256,20 +264,18 @@ class RunningProxy:
 
 @asynccontextmanager
 async def running_proxy(
-    log: EventLog, *, keepalive_s: float = KEEPALIVE_S
+    log: EventLog, blobs: BlobStore | None = None, **limits: float
 ) -> AsyncIterator[RunningProxy]:
-    """Serves on a free port until the block ends; its loop's errors surface at the end."""
+    """Serves on a free port until the block ends; its loop's errors surface at the end. limits:
+    fields of `Limits`."""
     async with engine_session() as session:
         clock = SystemClock()
-        proxy = Proxy(Journal(log, clock), Engines(session), clock, SECRET)
+        bounds = Limits.model_validate(limits)
+        proxy = Proxy(Journal(log, clock, blobs), Engines(session), clock, SECRET, bounds)
         following = asyncio.create_task(proxy.follow())
         caught_up = asyncio.create_task(proxy.caught_up.wait())
         await asyncio.wait({caught_up, following}, return_when="FIRST_COMPLETED")
-        runner = web.AppRunner(
-            ProxyApp(proxy, clock, keepalive_s=keepalive_s).application(),
-            handler_cancellation=True,
-            access_log=None,
-        )
+        runner = app_runner(proxy, clock)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -1,14 +1,15 @@
 """The HTTP face: each vendor's API for harnesses, a health check for the supervisor.
 
 Content goes out only when the turn is whole and in the log. A client that waits longer than
-KEEPALIVE_S on a stream is kept alive by events that say nothing; headers are held back until then,
-so that most failures still have a status of their own.
+`keepalive_s` on a stream is kept alive by events that say nothing; headers are held back until
+then, so that most failures still have a status of their own. Every wait ends: `Limits`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -16,39 +17,68 @@ from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.keys import KeyIdentity
 from gyre.adapters.logging import bind, get_logger
-from gyre.proxy.apis import chat
+from gyre.proxy.apis import models
 from gyre.proxy.apis.base import Api, Exchange, Opened
 from gyre.proxy.apis.chat import Chat
-from gyre.proxy.live import Live, OpenCall
-from gyre.proxy.requests import Answer, Fault, Sampling
+from gyre.proxy.apis.messages import Messages, counted
+from gyre.proxy.apis.responses import Responses
+from gyre.proxy.bodies import Bodies
+from gyre.proxy.faults import later
+from gyre.proxy.live import Live, OpenCall, Waiter
+from gyre.proxy.planning import LONG_BODY, beside
+from gyre.proxy.requests import Fault, Sampling
+from gyre.proxy.sending import Stream, is_here, respond
 from gyre.proxy.service import Proxy, Unauthorized
 from gyre.proxy.tokenizer import ModelFilesError
 
-# Far below the 300 s after which agent programs give up on a silent stream.
-KEEPALIVE_S = 10.0
-MAX_BODY_BYTES = 64 * 2**20
-_SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 # What is nobody's business beyond the check of the key.
 _CREDENTIALS = ("authorization", "x-api-key", "cookie")
+# A stream lasts as long as its call may; this much longer if its turn is slow to be recorded.
+_COMMIT_S = 45.0
+# Of a fault's text in the log: clients choose parts of it.
+_LINE_CHARS = 300
+# For a client that sends on after its answer, so that it sees the answer and not a reset.
+_LINGERING_S = 2.0
 
 _CHAT = Chat()
-_APIS: dict[str, Api] = {"/v1/chat/completions": _CHAT}
+_MESSAGES = Messages()
+APIS: dict[str, Api] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/responses": Responses(),
+    "/v1/messages": _MESSAGES,
+}
+
+
+def app_runner(proxy: Proxy, clock: Clock) -> web.AppRunner:
+    """What serves the proxy, not set up yet. Requests end when their client leaves."""
+    return web.AppRunner(
+        ProxyApp(proxy, clock).application(),
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=proxy.limits.idle_timeout_s,
+        lingering_time=_LINGERING_S,
+    )
 
 
 class ProxyApp:
     """Handlers over a Proxy. Holds no state of calls."""
 
-    def __init__(self, proxy: Proxy, clock: Clock, *, keepalive_s: float = KEEPALIVE_S) -> None:
+    def __init__(self, proxy: Proxy, clock: Clock) -> None:
         self._proxy = proxy
         self._clock = clock
-        self._keepalive_s = keepalive_s
+        self._limits = proxy.limits
+        self._bodies = Bodies(proxy.limits)
 
     def application(self) -> web.Application:
         """The routes, each with errors in its API's shape."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-        for path, api in _APIS.items():
+        app = web.Application(client_max_size=self._limits.max_body_bytes, middlewares=[_errors])
+        for path, api in APIS.items():
             app.router.add_post(path, self._call(api))
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._models)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        app.router.add_get("/api/hello", self._hello)
+        app.router.add_post("/attempt/settle", self._settle)
         app.router.add_get("/healthz", self._health)
         return app
 
@@ -57,9 +87,30 @@ class ProxyApp:
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
 
     async def _models(self, request: web.Request) -> web.Response:
-        await self._proxy.authorize(_CHAT.key(_headers(request)))
-        body = chat.models("policy", int(self._clock.now()))
+        headers = _headers(request)
+        identity = await self._proxy.authorize(models.key(headers))
+        spec = self._proxy.served(identity.job).spec
+        created = int(self._clock.now())
+        body = models.answer(request.match_info.get("name"), headers, spec=spec, created=created)
         return web.Response(body=body, content_type="application/json")
+
+    async def _settle(self, request: web.Request) -> web.Response:
+        """The runner's word that the attempt's harness has ended."""
+        identity = await self._proxy.authorize(models.key(_headers(request)))
+        await self._proxy.settle(identity)
+        return web.Response(status=204)
+
+    async def _hello(self, request: web.Request) -> web.Response:
+        """What Anthropic's clients knock at before they say anything."""
+        return web.Response(body=b'{"message":"hello"}', content_type="application/json")
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        headers = _headers(request)
+        identity = await self._proxy.authorize(_MESSAGES.key(headers))
+        with bind(job=identity.job, execution=identity.execution):
+            exchange = await self._parse(request, _MESSAGES, headers, identity)
+            num_tokens = await self._proxy.count_tokens(identity, exchange.request)
+        return web.Response(body=counted(num_tokens), content_type="application/json")
 
     def _call(self, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -73,30 +124,53 @@ class ProxyApp:
     async def _complete(
         self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> web.StreamResponse:
-        body = await request.read()
-        live, served = self._proxy.live(identity)
-        rollout = served.spec.rollout
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(
+            is_here=lambda: is_here(request), since=loop.time(), displaced=loop.create_future()
+        )
+        exchange = await self._parse(request, api, headers, identity)
+        live, call = await self._proxy.begin(
+            identity,
+            exchange.request,
+            waiter,
+            api=request.path.removeprefix("/v1/"),
+            is_retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+        )
+        return await self._wait(request, exchange, live, call, waiter, identity)
+
+    async def _parse(
+        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
+    ) -> Exchange:
+        rollout = self._proxy.served(identity.job).spec.rollout
         sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
         kept = {name: text for name, text in headers.items() if name not in _CREDENTIALS}
-        exchange = api.parse(body, kept, sampling)
-        is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        found = self._proxy.calls.begin(
-            live, identity.attempt, exchange.request, served, is_retry=is_retry
-        )
-        if isinstance(found, Answer):
-            return await _respond(request, exchange, found, _Stream(request))
-        return await self._wait(request, exchange, live, found)
+        body = await self._bodies.read(request)
+        if len(body) > LONG_BODY:
+            return await beside(lambda: api.parse(body, kept, sampling))
+        return api.parse(body, kept, sampling)
 
     async def _wait(
-        self, request: web.Request, exchange: Exchange, live: Live, call: OpenCall
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        live: Live,
+        call: OpenCall,
+        waiter: Waiter,
+        identity: KeyIdentity,
     ) -> web.StreamResponse:
-        call.num_waiting += 1
         delivered = False
         reason = "the client left"
-        stream = _Stream(request)
+        stream = Stream(request, self._limits.delivery_timeout_s)
         try:
-            answer = await self._answer(exchange, call, stream)
-            response = await _respond(request, exchange, answer, stream)
+            served = self._proxy.served(identity.job)
+            wait_s = self._limits.answer_within_s
+            if exchange.request.stream:
+                wait_s = served.spec.rollout.call_timeout_s + _COMMIT_S
+            await self._turn(exchange, call, waiter, stream, wait_s)
+            answer = self._proxy.calls.answer(
+                call, call.task.result(), exchange.request, served.codec
+            )
+            response = await respond(request, exchange, answer, stream)
             delivered = True
             return response
         except Fault as fault:
@@ -107,75 +181,31 @@ class ProxyApp:
             reason = f"the connection broke: {type(error).__name__}"
             raise
         finally:
-            self._proxy.calls.leave(live, call, delivered=delivered, reason=reason)
+            self._proxy.calls.leave(live, call, waiter, delivered=delivered, reason=reason)
 
-    async def _answer(self, exchange: Exchange, call: OpenCall, stream: _Stream) -> Answer:
-        """The whole turn; keeps a streaming client alive meanwhile."""
-        assert call.task is not None
-        if not exchange.request.stream:
-            return await asyncio.shield(call.task)
+    async def _turn(
+        self, exchange: Exchange, call: OpenCall, waiter: Waiter, stream: Stream, wait_s: float
+    ) -> None:
+        """Returns when the turn is whole; keeps a streaming client alive meanwhile. Raises Fault,
+        ConnectionError."""
         opened = Opened(
             call=call.id,
             created=int(self._clock.now()),
             num_input_tokens=call.plan.num_input_tokens,
         )
-        while True:
-            done, _ = await asyncio.wait({call.task}, timeout=self._keepalive_s)
-            if done:
-                return call.task.result()
-            say = exchange.idle if stream.is_open else exchange.opening
-            await stream.write(say(opened))
-
-
-class _Stream:
-    """A stream of events whose headers go out with its first write."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self._response: web.StreamResponse | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._response is not None
-
-    async def write(self, data: bytes) -> None:
-        """Raises ConnectionError when the client is gone."""
-        if self._response is None:
-            self._response = web.StreamResponse(headers=_SSE)
-            await self._response.prepare(self._request)
-        await self._response.write(data)
-
-    async def close(self) -> web.StreamResponse:
-        assert self._response is not None
-        await self._response.write_eof()
-        return self._response
-
-    async def fail(self, exchange: Exchange, fault: Fault) -> web.StreamResponse:
-        """An error for a client that has the headers already."""
-        await self.write(exchange.error_event(fault))
-        return await self.close()
-
-
-async def _respond(
-    request: web.Request, exchange: Exchange, answer: Answer, stream: _Stream
-) -> web.StreamResponse:
-    """Sends the whole answer. Raises ConnectionError when the client is gone."""
-    if exchange.request.stream:
-        opening = b""
-        if not stream.is_open:
-            opened = Opened(
-                call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens
-            )
-            opening = exchange.opening(opened)
-        await stream.write(opening + b"".join(exchange.events(answer)))
-        response = await stream.close()
-    else:
-        response = web.Response(body=exchange.body(answer), content_type="application/json")
-        await response.prepare(request)
-        await response.write_eof()
-    if request.transport is None or request.transport.is_closing():
-        raise ConnectionResetError("the client is gone")
-    return response
+        loop = asyncio.get_running_loop()
+        deadline = waiter.since + wait_s
+        while not call.task.done():
+            left = max(0.0, deadline - loop.time())
+            pause = min(left, self._limits.keepalive_s) if exchange.request.stream else left
+            events: set[asyncio.Future[Any]] = {call.task, waiter.displaced}
+            await asyncio.wait(events, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if waiter.displaced.done():
+                raise later("a retry of this request has taken its place", "displaced")
+            if not call.task.done() and loop.time() >= deadline:
+                raise later("the turn is not whole yet: ask again", "call_continues")
+            if not call.task.done() and exchange.request.stream:
+                await stream.write((exchange.idle if stream.is_open else exchange.opening)(opened))
 
 
 @web.middleware
@@ -197,13 +227,25 @@ async def _errors(
 
 
 def _error(request: web.Request, fault: Fault) -> web.Response:
-    reply = _APIS.get(request.path, _CHAT).error(fault)
-    return web.Response(
+    reply = _api_of(request).error(fault)
+    response = web.Response(
         status=reply.status,
         body=reply.body,
         headers=dict(reply.headers),
         content_type="application/json",
     )
+    if fault.status == 408:
+        response.force_close()  # what else comes on this connection belongs to the same body
+    get_logger().warning(
+        "request_refused", path=request.path, status=reply.status, error=str(fault)[:_LINE_CHARS]
+    )
+    return response
+
+
+def _api_of(request: web.Request) -> Api:
+    """Whose client asks, also where nothing is served."""
+    is_anthropic = request.path.startswith("/v1/messages/") or models.is_anthropic(request.headers)
+    return APIS.get(request.path, _MESSAGES if is_anthropic else _CHAT)
 
 
 def _headers(request: web.Request) -> dict[str, str]:

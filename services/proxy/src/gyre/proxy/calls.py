@@ -2,14 +2,14 @@
 
 consumes: requests with a checked identity; the facts' effects on open calls
 produces: call_recorded before any content reaches the client; call_undelivered if it does not
-waits for: the generation; the log's acknowledgement
-is unblocked by: the engine, a change of route, the client's leaving, the end of the execution
+waits for: the generation; the log's acknowledgement; a retry of what nobody waits for
+is unblocked by: the engine, a change of route, the end of the grace, the end of the execution
 
 Invariants:
 - a call is answered only after its call_recorded is acknowledged;
 - one execution's events have one writer and follow each other in its log;
-- a retry (the client says so) joins the equal call that still runs, or gets the answer of the one
-  that is in the log and was not continued; without that mark two equal requests are two calls.
+- an equal request gets the call that a client left, while it is held; else it is a call of its own
+  (`deliveries`).
 """
 
 from __future__ import annotations
@@ -17,239 +17,284 @@ from __future__ import annotations
 import asyncio
 
 from gyre.adapters.clock import Clock
-from gyre.adapters.eventlog.base import EventLogError, EventTooLarge, SequenceConflict
+from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.failpoints import failpoint
-from gyre.adapters.logging import get_logger
-from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallUndelivered
+from gyre.contracts.events.calls import CallRerouted
 from gyre.core.matching import Plan
-from gyre.core.tree import sampled_node_id
-from gyre.proxy.encoding import Codec, ParsedTurn
-from gyre.proxy.generation import (
-    Generation,
-    GenerationFailed,
-    GenerationStopped,
-    Generator,
-)
-from gyre.proxy.live import Live, OpenCall, Served
+from gyre.core.origins import Origin
+from gyre.proxy.encoding import Codec
+from gyre.proxy.faults import attempt_over, not_sampled, overloaded, unrecorded
+from gyre.proxy.generation import Generation, GenerationFailed, GenerationStopped, Generator
+from gyre.proxy.holding import attach, give_up, record_undelivered
+from gyre.proxy.limits import Limits
+from gyre.proxy.live import Live, OpenCall, Served, Waiter, Whole
+from gyre.proxy.origins import request_facts
+from gyre.proxy.planning import is_strange, num_chars, opening_of, plan_of
+from gyre.proxy.records import recorded
 from gyre.proxy.requests import Answer, ContextFull, Fault, Request, TokenLogprob
 from gyre.proxy.turns import as_answer, sent_turn
 
 
-class Calls:
-    """Begins, finishes and abandons calls. Mutates the `Live` it is given, nothing else."""
+class Moved(Exception):
+    """Another process has written to the execution's log: it has to be read again."""
 
-    def __init__(self, generator: Generator, clock: Clock) -> None:
+
+class Calls:
+    """Begins, finishes and abandons calls. Mutates the `Live` it is given, and its count.
+
+    num_running: calls that are being sampled or recorded, over all executions.
+    """
+
+    def __init__(self, generator: Generator, clock: Clock, limits: Limits) -> None:
         self._generator = generator
         self._clock = clock
+        self._limits = limits
+        self.num_running = 0
 
-    def begin(
-        self, live: Live, attempt: int, request: Request, served: Served, *, is_retry: bool
-    ) -> OpenCall | Answer:
-        """Starts a call, or joins the one that the request repeats, or finds its answer.
+    async def begin(
+        self,
+        live: Live,
+        attempt: int,
+        request: Request,
+        served: Served,
+        waiter: Waiter,
+        *,
+        api: str = "",
+        is_retry: bool = False,
+    ) -> OpenCall:
+        """Starts a call, or finds the one that the request repeats. `waiter` waits for it then.
 
-        Raises ContextFull.
+        Raises ContextFull, Fault (overloaded), Moved, EventLogError.
         """
+        async with live.asking:
+            return await self._begin(live, attempt, request, served, waiter, api, is_retry=is_retry)
+
+    async def _begin(
+        self,
+        live: Live,
+        attempt: int,
+        request: Request,
+        served: Served,
+        waiter: Waiter,
+        api: str,
+        *,
+        is_retry: bool,
+    ) -> OpenCall:
         codec = served.codec
-        plan = live.matcher.plan(request.messages, request.tools, attempt=attempt, encoder=codec)
-        if is_retry:
-            known = _running(live, attempt, plan) or self._answered(live, attempt, plan, codec)
-            if known is not None:
-                return known
-        room = served.spec.model.context_tokens - plan.num_input_tokens
-        if room < 1:
-            raise ContextFull(
-                num_tokens=plan.num_input_tokens, context_tokens=served.spec.model.context_tokens
-            )
-        call = self._open(live, attempt, plan, served, room)
-        call.task = asyncio.create_task(self._run(live, call, request, codec))
+        opening = opening_of(live, request)
+        origin = live.read_origin(request_facts(request, opening))
+        plan = await plan_of(live, attempt, request, codec, origin, opening)
+        if live.log.lost or (is_strange(live, plan) and not await live.log.is_current()):
+            raise Moved
+        if attempt <= live.over_attempt:
+            raise attempt_over()
+        key = (attempt, plan.parent, request.tool_calls)
+        found = live.deliveries.find(key, is_retry=is_retry)
+        if found is not None:
+            return attach(live, live.open[found], waiter)
+        call = self._answered(live, attempt, plan, origin, request, codec, is_retry=is_retry)
+        if call is not None:
+            live.deliveries.open(call.id, key, waiter, committed=True)
+            live.keep(call)
+            return call
+        try:
+            room = self._room(live, plan, served)
+        except Fault:
+            live.matcher.undo(plan)
+            raise
+        live.num_chars = max(live.num_chars, num_chars(request.messages))
+        for replaced in live.deliveries.stopping(key):
+            live.open[replaced].superseded = True
+        generation = _generation(live, plan, served, room)
+        live.deliveries.open(generation.call, key, waiter)
+        call = OpenCall(
+            id=generation.call,
+            attempt=attempt,
+            plan=plan,
+            origin=origin,
+            generation=generation,
+            task=asyncio.create_task(self._run(live, generation, request, codec, api)),
+        )
         # Whoever asked may be gone by then; the failure is in the log either way.
         call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        live.keep(call)
+        live.running.add(call.id)
+        self.num_running += 1
         return call
 
-    def leave(self, live: Live, call: OpenCall, *, delivered: bool, reason: str) -> None:
-        """A request stops waiting for `call`. The last one that leaves without the whole answer
-        aborts it, or has it recorded as undelivered."""
-        call.num_waiting -= 1
-        assert call.task is not None
-        if delivered or call.num_waiting > 0:
-            return
-        if not call.task.done():
-            call.generation.stop(reason)
-        elif not call.task.cancelled() and call.task.exception() is None:
-            _give_up(live, call, reason)
+    def leave(
+        self, live: Live, call: OpenCall, waiter: Waiter, *, delivered: bool, reason: str
+    ) -> None:
+        """`waiter` waits no more. Without the whole answer the call is held for a retry."""
+        mine = live.deliveries.has(call.id, waiter)
+        held = live.deliveries.leave(call.id, waiter, delivered=delivered)
+        if delivered and mine:
+            live.delivered.append(call.id)
+            live.unsure.discard(call.id)
+            live.drop(call.id)
+        elif held and (call.attempt <= live.over_attempt or self._limits.retry_grace_s == 0):
+            give_up(live, call, reason)
+        elif held:
+            loop = asyncio.get_running_loop()
+            grace_s = self._limits.retry_grace_s
+            call.grace = loop.call_later(grace_s, give_up, live, call, reason)
 
-    def _open(self, live: Live, attempt: int, plan: Plan, served: Served, room: int) -> OpenCall:
-        index, live.next_index = live.next_index, live.next_index + 1
-        call_id = f"{live.execution.id}-c{index:05d}"
-        rollout = served.spec.rollout
-        generation = Generation(
-            call=call_id,
-            execution=live.execution,
-            index=index,
-            input_ids=live.matcher.tree.path_tokens(plan.parent),
-            max_new_tokens=min(rollout.max_new_tokens, room),
-            temperature=rollout.temperature,
-            stop_token_ids=served.codec.stop_token_ids,
-            deadline=asyncio.get_running_loop().time() + rollout.call_timeout_s,
-        )
-        call = OpenCall(id=call_id, attempt=attempt, plan=plan, generation=generation)
-        live.open[call_id] = call
-        return call
+    def end_attempts(self, live: Live, attempt: int, reason: str) -> None:
+        """Attempts up to this one are over: their calls stop, nothing is held for them."""
+        live.over_attempt = max(live.over_attempt, attempt)
+        for call in [call for call in live.open.values() if call.attempt <= attempt]:
+            if call.id in live.running and call.generation is not None:
+                live.deliveries.stop(call.id)
+                call.generation.stop(reason)
+            else:
+                give_up(live, call, reason)
 
-    async def _run(self, live: Live, call: OpenCall, request: Request, codec: Codec) -> Answer:
-        started = asyncio.get_running_loop().time()
-        generation = call.generation
-        failure: Fault | None = None
+    async def close(self, live: Live, reason: str) -> None:
+        """Ends every call; returns when all that is to be said of them is in the log. No new one
+        begins: the key of a terminated execution is refused."""
+        self.end_attempts(live, live.execution.attempt, reason)
+        await live.quiet.wait()
 
-        async def report(event: CallRerouted) -> None:
-            await live.log.append(event, call.id, generation.num_reroutes)
-
-        try:
-            try:
-                await self._generator.run(generation, report)
-            except GenerationFailed as error:
-                failure = _failure(error)
-            except GenerationStopped as error:
-                failure = Fault(str(error), status=503, code="call_aborted")
-            turn = codec.parse(generation.output_ids, tool_calls=request.tool_calls)
-            seconds = asyncio.get_running_loop().time() - started
-            event = _recorded(live, call, request, turn, failure, seconds)
-            await live.log.append(event, call.id)
-            live.matcher.recorded(event)
-            failpoint("proxy.after_append")
-            if failure is not None:
-                raise failure
-            if call.num_waiting == 0:
-                _give_up(live, call, generation.stopped or "the client left")
-            return self._answer(live, call, turn, request, codec)
-        except EventLogError as error:
-            raise _unrecorded(error) from error
-        finally:
-            del live.open[call.id]
-
-    def _answer(
-        self, live: Live, call: OpenCall, turn: ParsedTurn, request: Request, codec: Codec
-    ) -> Answer:
-        generation = call.generation
-        logprobs = zip(generation.output_ids, generation.logprobs, strict=True)
-        node = live.matcher.tree.calls[call.id]
-        live.matcher.sent(node, sent_turn(call.id, turn))
+    def answer(self, call: OpenCall, whole: Whole, request: Request, codec: Codec) -> Answer:
+        """What `request` is answered."""
+        logprobs = zip(whole.output_ids, whole.logprobs, strict=True) if request.logprobs else ()
         return as_answer(
             call.id,
-            turn,
-            created=int(self._clock.now()),
-            finish=generation.finish or "stop",
+            whole.turn,
+            created=whole.created,
+            finish=whole.finish,
             num_input=call.plan.num_input_tokens,
-            num_output=len(generation.output_ids),
-            num_cached=generation.num_cached,
+            num_output=len(whole.output_ids),
+            num_cached=whole.num_cached,
             logprobs=tuple(
                 TokenLogprob(token=codec.token_text(token), logprob=logprob)
                 for token, logprob in logprobs
-            )
-            if request.logprobs
-            else (),
+            ),
         )
 
-    def _answered(self, live: Live, attempt: int, plan: Plan, codec: Codec) -> Answer | None:
-        """The answer that an equal request got into the log but, as its retry says, not to the
-        client: it is given again, not sampled again."""
+    def _room(self, live: Live, plan: Plan, served: Served) -> int:
+        """Tokens that the answer may have. Raises ContextFull, Fault (overloaded)."""
+        context_tokens = served.spec.model.context_tokens
+        room = context_tokens - plan.num_input_tokens
+        if room < 1:
+            raise ContextFull(num_tokens=plan.num_input_tokens, context_tokens=context_tokens)
+        if len(live.running) >= self._limits.max_execution_calls:
+            raise overloaded(f"the execution has {len(live.running)} calls under way")
+        if self.num_running >= self._limits.max_calls:
+            raise overloaded(f"{self.num_running} calls are under way")
+        return room
+
+    async def _run(
+        self, live: Live, generation: Generation, request: Request, codec: Codec, api: str
+    ) -> Whole:
+        call = live.open[generation.call]
+        committed = False
+        try:
+            failure = await self._sample(live, generation)
+            turn = codec.parse(
+                generation.output_ids, tool_calls=request.tool_calls, tools=request.tools
+            )
+            async with live.asking:
+                event = recorded(live, call, generation, request, turn, failure, api)
+            await live.log.append(event, call.id)
+            async with live.asking:
+                live.matcher.recorded(event)
+                if failure is None:
+                    live.matcher.sent(event.node, sent_turn(call.id, turn))
+            live.delivered = [told for told in live.delivered if told not in event.delivered]
+            failpoint("proxy.after_append")
+            if failure is not None:
+                raise failure
+            committed = True
+            if not live.deliveries.committed(call.id):
+                record_undelivered(live, call, generation.stopped or "the client left")
+            return Whole(
+                turn=turn,
+                output_ids=tuple(generation.output_ids),
+                logprobs=tuple(generation.logprobs),
+                finish=generation.finish or "stop",
+                num_cached=generation.num_cached,
+                created=int(self._clock.now()),
+            )
+        except EventLogError as error:
+            raise unrecorded(error, sealed=live.log.sealed) from error
+        finally:
+            self.num_running -= 1
+            live.running.discard(call.id)
+            if not committed:
+                live.deliveries.failed(call.id)
+                live.drop(call.id)
+
+    async def _sample(self, live: Live, generation: Generation) -> Fault | None:
+        """Fills `generation`; why it is not whole, if it is not. Raises EventLogError."""
+
+        async def report(event: CallRerouted) -> None:
+            await live.log.append(event, generation.call, generation.num_reroutes)
+
+        try:
+            await self._generator.run(generation, report)
+        except GenerationFailed as error:
+            return not_sampled(error)
+        except GenerationStopped as error:
+            return Fault(str(error), status=503, code="call_aborted")
+        return None
+
+    def _answered(
+        self,
+        live: Live,
+        attempt: int,
+        plan: Plan,
+        origin: Origin,
+        request: Request,
+        codec: Codec,
+        *,
+        is_retry: bool,
+    ) -> OpenCall | None:
+        """The equal call whose answer is in the log and, as the request says or a process that died
+        leaves open, did not arrive: it is given again, not sampled again."""
         tree = live.matcher.tree
         for node in reversed(tree.children(plan.parent)):
             sampled = node.sampled
             if sampled is None or sampled.attempt != attempt or sampled.status != "committed":
                 continue
-            if sampled.call in live.undelivered or tree.children(node.id):
+            gone = sampled.call in live.undelivered or sampled.call in live.open
+            if gone or tree.children(node.id) or not (is_retry or sampled.call in live.unsure):
                 continue
-            turn = codec.parse(node.token_ids)
+            task: asyncio.Future[Whole] = asyncio.get_running_loop().create_future()
             stopped = node.token_ids[-1:] and node.token_ids[-1] in codec.stop_token_ids
-            return as_answer(
-                sampled.call,
-                turn,
-                created=int(self._clock.now()),
-                finish="stop" if stopped else "length",
-                num_input=plan.num_input_tokens,
-                num_output=len(node.token_ids),
-                num_cached=0,
+            task.set_result(
+                Whole(
+                    turn=codec.parse(
+                        node.token_ids, tool_calls=request.tool_calls, tools=request.tools
+                    ),
+                    output_ids=tuple(node.token_ids),
+                    logprobs=tuple(sampled.logprobs),
+                    finish="stop" if stopped else "length",
+                    num_cached=0,
+                    created=int(self._clock.now()),
+                )
+            )
+            return OpenCall(
+                id=sampled.call,
+                attempt=attempt,
+                plan=plan,
+                origin=origin,
+                generation=None,
+                task=task,
             )
         return None
 
 
-def _running(live: Live, attempt: int, plan: Plan) -> OpenCall | None:
-    """The equal call that still runs and that nobody has given up."""
-    for call in live.open.values():
-        same = call.attempt == attempt and call.plan.parent == plan.parent
-        if same and call.generation.stopped is None:
-            return call
-    return None
-
-
-def _recorded(
-    live: Live,
-    call: OpenCall,
-    request: Request,
-    turn: ParsedTurn,
-    failure: Fault | None,
-    seconds: float,
-) -> CallRecorded:
-    generation = call.generation
-    parent, segments = live.matcher.unrecorded(call.plan.parent)
-    output = tuple(generation.output_ids)
-    aborted = generation.stopped is not None and generation.finish is None
-    return CallRecorded(
-        call=call.id,
-        execution=live.execution.id,
-        attempt=call.attempt,
-        request_role="main",
-        parent=parent,
-        segments=segments,
-        node=sampled_node_id(call.plan.parent, call.id, output),
-        output_ids=output,
-        output_logprobs=tuple(generation.logprobs),
-        spans=tuple(generation.spans),
-        num_input_tokens=call.plan.num_input_tokens,
-        num_cached_tokens=generation.num_cached,
-        temperature=generation.temperature,
-        max_new_tokens=generation.max_new_tokens,
-        overridden=request.overridden,
-        finish_reason=generation.finish or ("abort" if aborted else "error"),
-        outcome="committed" if failure is None else "aborted" if aborted else "failed",
-        error=None if failure is None else str(failure),
-        fork_reason=call.plan.fork_reason,
-        num_tool_calls=len(turn.tool_calls),
-        num_malformed_tool_calls=turn.num_malformed_tool_calls,
-        num_reroutes=generation.num_reroutes,
-        duration_s=seconds,
+def _generation(live: Live, plan: Plan, served: Served, room: int) -> Generation:
+    index, live.next_index = live.next_index, live.next_index + 1
+    rollout = served.spec.rollout
+    return Generation(
+        call=f"{live.execution.id}-c{index:05d}",
+        execution=live.execution,
+        index=index,
+        input_ids=live.matcher.tree.path_tokens(plan.parent),
+        max_new_tokens=min(rollout.max_new_tokens, room),
+        temperature=rollout.temperature,
+        stop_token_ids=served.codec.stop_token_ids,
+        deadline=asyncio.get_running_loop().time() + rollout.call_timeout_s,
     )
-
-
-def _give_up(live: Live, call: OpenCall, reason: str) -> None:
-    """The committed `call` has nobody left to go to."""
-    live.undelivered.add(call.id)
-    live.spawn(_record_undelivered(live, call.id, reason))
-
-
-async def _record_undelivered(live: Live, call: str, reason: str) -> None:
-    event = CallUndelivered(call=call, execution=live.execution.id, reason=reason)
-    try:
-        await live.log.append(event, call)
-    except EventLogError as error:
-        get_logger().error("undelivered_unrecorded", call=call, error=str(error))
-        return
-    live.matcher.tree.evolve(event)
-
-
-def _failure(error: GenerationFailed) -> Fault:
-    if error.retryable:
-        return Fault(str(error), status=503, code="no_engine")
-    return Fault(str(error), status=500, code="engine_refused")
-
-
-def _unrecorded(error: EventLogError) -> Fault:
-    """The turn may not reach the client: what is not in the log was never sampled."""
-    match error:
-        case SequenceConflict():
-            return Fault("the execution's calls are closed", status=409, code="calls_sealed")
-        case EventTooLarge():
-            return Fault(f"the call is too large to record: {error}", status=500, code="too_large")
-        case _:
-            return Fault(f"the call was not recorded: {error}", status=503, code="log_away")

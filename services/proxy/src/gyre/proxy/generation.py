@@ -24,6 +24,7 @@ from gyre.contracts.events.calls import CallRerouted, Span
 from gyre.core.routing import Engine
 from gyre.proxy.engines import EngineBroken, EngineRefused, Engines, EngineStream, SamplingOrder
 from gyre.proxy.executions import Execution, Registry
+from gyre.proxy.migration import NOTHING, PIN_S, Carried, Left, Migration, Move, Reason
 from gyre.proxy.watch import Watch, wait_until
 
 # How long a source engine has to hand over what it sampled; its stream has it already.
@@ -31,8 +32,6 @@ HANDOVER_S = 2.0
 # Between tries of an engine that broke off without a fact that says why: it may be switching.
 RETRY_S = 0.05
 MAX_RETRY_S = 1.0
-
-Reason = Literal["transition", "engine_lost", "publication"]
 
 
 class GenerationFailed(Exception):
@@ -52,7 +51,10 @@ class Generation:
     """One call's sampling. Mutated by `Generator.run` and `stop`.
 
     input_ids: context. deadline: on the event loop's clock. output_ids, logprobs, spans: kept over
-    all attempts, finish: "stop" or "length" once whole.
+    all attempts, finish: "stop" or "length" once whole. began, ended: on the event loop's clock;
+    queue_s, first_token_s: from `began` to the first order to an engine and to its first token.
+    left: what the last attempt may have pinned. num_prefilled: tokens that its engine computed
+    before it sampled, 0 if it did not.
     """
 
     call: str
@@ -71,6 +73,12 @@ class Generation:
     num_reroutes: int = 0
     stopped: str | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float = 0.0
+    ended: float = 0.0
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    left: Left | None = None
+    num_prefilled: int = 0
 
     def stop(self, reason: str) -> None:
         """Ends the sampling; what was sampled stays in `output_ids`."""
@@ -82,10 +90,13 @@ class Generation:
 class Generator:
     """Runs generations. Holds no state of its own."""
 
-    def __init__(self, registry: Registry, watch: Watch, engines: Engines) -> None:
+    def __init__(
+        self, registry: Registry, watch: Watch, engines: Engines, migration: Migration
+    ) -> None:
         self._registry = registry
         self._watch = watch
         self._engines = engines
+        self._migration = migration
 
     async def run(
         self, generation: Generation, report: Callable[[CallRerouted], Awaitable[None]]
@@ -94,24 +105,43 @@ class Generator:
 
         Raises GenerationStopped, GenerationFailed.
         """
+        generation.began = _now()
+        try:
+            await self._run(generation, report)
+        finally:
+            generation.ended = _now()
+            if generation.left is not None:
+                await self._migration.release(generation.left)
+
+    async def _run(
+        self, generation: Generation, report: Callable[[CallRerouted], Awaitable[None]]
+    ) -> None:
         source: Engine | None = None
         reason: Reason = "transition"
         retry_s = RETRY_S
         while generation.finish is None:
             not_before = _now() + retry_s if source and reason != "transition" else 0.0
             engine = await self._next_engine(generation, source, not_before)
-            event = None if source is None else _rerouted(generation, source, engine, reason)
-            if event is not None and engine != source:
-                await _report(generation, event, report)
-                event = None
+            carried = await self._carry(generation, engine)
             kept = len(generation.output_ids)
-            reason = await self._attempt(generation, engine)
-            source = engine
-            progressed = len(generation.output_ids) > kept
-            if event is not None and progressed:
+            move = None if source is None else Move(source, engine, reason, kept, carried)
+            try:
+                reason = await self._attempt(generation, engine)
+            finally:
+                progressed = len(generation.output_ids) > kept
                 # The same engine again: knocking at one that is gone is no reroute.
-                await _report(generation, event, report)
+                if move is not None and (engine != source or progressed):
+                    await _report(generation, move, report)
+            source = engine
             retry_s = RETRY_S if progressed else min(2 * retry_s, MAX_RETRY_S)
+
+    async def _carry(self, generation: Generation, engine: Engine) -> Carried:
+        """What the last attempt left in its engine's cache goes along to `engine`."""
+        left, generation.left = generation.left, None
+        if left is None:
+            return NOTHING
+        tokens = [*generation.input_ids, *generation.output_ids]
+        return await self._migration.carry(left, engine, tokens)
 
     async def _next_engine(
         self, generation: Generation, source: Engine | None, not_before: float
@@ -134,6 +164,9 @@ class Generator:
         """Samples at one engine until the turn is whole or it must go on elsewhere; says why."""
         stream = self._engines.stream(engine.url, (engine.lineage, engine.version))
         order = _order(generation)
+        generation.num_prefilled = 0
+        if generation.queue_s is None:
+            generation.queue_s = _now() - generation.began
         running = asyncio.create_task(stream.run(order))
         running.add_done_callback(lambda _: generation.wake.set())
         reason: Reason = "engine_lost"
@@ -151,6 +184,11 @@ class Generator:
         finally:
             running.cancel()
             _keep(generation, engine, stream)
+            if stream.first_event is not None:
+                generation.num_prefilled = len(order.input_ids) - stream.sample().num_cached
+            if generation.finish is None and reason != "engine_lost":
+                job = generation.execution.job
+                generation.left = Left(engine=engine, rid=order.rid, job=job)
         self._check(generation)
         return reason
 
@@ -173,10 +211,10 @@ class Generator:
         return now is None or (now.cell, now.epoch) != (engine.cell, engine.epoch)
 
     async def _hand_over(self, engine: Engine, rid: str, running: asyncio.Task[None]) -> None:
-        """The source ends the attempt with what it has. If it does not answer, the connection is
-        dropped: what it had streamed is kept."""
+        """The source ends the attempt with what it has, and pins what it has in its cache. If it
+        does not answer, the connection is dropped: what it had streamed is kept."""
         deadline = _now() + HANDOVER_S
-        await self._engines.abort(engine.url, rid, HANDOVER_S)
+        await self._engines.abort(engine.url, rid, HANDOVER_S, PIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.wait({running})
@@ -215,6 +253,8 @@ def _keep(generation: Generation, engine: Engine, stream: EngineStream) -> None:
     offset = len(generation.output_ids)
     if offset == 0:
         generation.num_cached = sample.num_cached
+    if generation.first_token_s is None and sample.token_ids and stream.first_event is not None:
+        generation.first_token_s = stream.first_event - generation.began
     generation.output_ids.extend(sample.token_ids)
     generation.logprobs.extend(sample.logprobs)
     for span in sample.spans:
@@ -245,23 +285,12 @@ def _add_span(spans: list[Span], span: Span) -> None:
 
 
 async def _report(
-    generation: Generation, event: CallRerouted, report: Callable[[CallRerouted], Awaitable[None]]
+    generation: Generation, move: Move, report: Callable[[CallRerouted], Awaitable[None]]
 ) -> None:
+    """After the attempt at the destination, which alone knows what it had to compute."""
     generation.num_reroutes += 1
+    event = move.event(generation.call, generation.execution.id, generation.num_prefilled)
     await report(event)
-
-
-def _rerouted(
-    generation: Generation, source: Engine, destination: Engine, reason: Reason
-) -> CallRerouted:
-    return CallRerouted(
-        call=generation.call,
-        execution=generation.execution.id,
-        source=source.cell,
-        destination=destination.cell,
-        tokens_kept=len(generation.output_ids),
-        reason=reason,
-    )
 
 
 def _now() -> float:

@@ -1,22 +1,52 @@
-"""What GYRE_CALLS holds of executions that are not sealed: where the proxy left off before it
-restarted. Folded once, at the start; afterwards the proxy is the only writer and knows."""
+"""What GYRE_CALLS holds of executions that are not sealed. Folded once at the start; an execution
+that another process has written to since is read again from its own subject."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gyre.adapters.journal import Fact
+from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.journal import Fact, Journal
+from gyre.contracts import subjects
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed, CallUndelivered
 from gyre.core.tree import Tree
 
 
 @dataclass(slots=True)
 class Past:
-    """One execution's calls in the log. Mutated by `History.evolve`."""
+    """One execution's calls in the log. Mutated by `evolve`.
+
+    unsure: committed, and no later event says that they were delivered or not.
+    """
 
     tree: Tree = field(default_factory=Tree)
     last_sequence: int = 0
     next_index: int = 0
+    unsure: set[str] = field(default_factory=set)
+    sealed: bool = False
+
+    def evolve(self, fact: Fact) -> None:
+        """Folds one event of the execution's subject."""
+        self.last_sequence = fact.sequence
+        match fact.body:
+            case CallsSealed():
+                self.sealed = True
+            case CallRecorded() as event:
+                self._named(event.call)
+                self.tree.evolve(event)
+                self.unsure.difference_update(event.delivered)
+                if event.outcome == "committed":
+                    self.unsure.add(event.call)
+            case CallRerouted() as event:
+                self._named(event.call)
+            case CallUndelivered() as event:
+                self.tree.evolve(event)
+                self.unsure.discard(event.call)
+
+    def _named(self, call: str) -> None:
+        # Above every index in the log: a call that was rerouted and then lost with its process
+        # keeps its name to itself.
+        self.next_index = max(self.next_index, int(call.rpartition("-c")[2]) + 1)
 
 
 @dataclass(slots=True)
@@ -32,24 +62,22 @@ class History:
             case CallsSealed(execution=execution):
                 self.sealed.add(execution)
                 self.pasts.pop(execution, None)
-            case CallRecorded(execution=execution) | CallRerouted(execution=execution) as event:
-                past = self._past(execution, fact.sequence)
-                past.tree.evolve(event)
-                # Above every index in the log: a call that was rerouted and then lost with the
-                # process keeps its name to itself.
-                past.next_index = max(past.next_index, _index(event.call) + 1)
-            case CallUndelivered(execution=execution) as event:
-                self._past(execution, fact.sequence).tree.evolve(event)
+            case (
+                CallRecorded(execution=execution)
+                | CallRerouted(execution=execution)
+                | CallUndelivered(execution=execution)
+            ):
+                self.pasts.setdefault(execution, Past()).evolve(fact)
 
     def take(self, execution: str) -> Past:
         """Hands over what is known of the execution; nothing if it had no call."""
         return self.pasts.pop(execution, None) or Past()
 
-    def _past(self, execution: str, sequence: int) -> Past:
-        past = self.pasts.setdefault(execution, Past())
-        past.last_sequence = sequence
-        return past
 
-
-def _index(call: str) -> int:
-    return int(call.rpartition("-c")[2])
+async def read_on(journal: Journal, job: str, execution: str, past: Past) -> Past:
+    """Brings `past` up to the log. Raises EventLogError."""
+    subject = subjects.calls(job, execution)
+    if await journal.last_sequence(subject) > past.last_sequence:
+        async for fact in journal.read(Stream.CALLS, (subject,), after=past.last_sequence):
+            past.evolve(fact)
+    return past

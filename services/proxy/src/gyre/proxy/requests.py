@@ -67,7 +67,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """messages: not empty. tools: each `{"type": "function", "function": {...}}`. tool_calls: False
-    when the client wants none. overridden: names of parameters that are not obeyed. headers: the
+    when the client wants none. json_schema: the client wants an answer that fits a schema, which it
+    may not get. overridden: names of parameters that are not obeyed. headers: the
     client's, names in lower case, without credentials."""
 
     model: str
@@ -76,6 +77,7 @@ class Request:
     tool_calls: bool = True
     stream: bool = False
     logprobs: bool = False
+    json_schema: bool = False
     overridden: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 

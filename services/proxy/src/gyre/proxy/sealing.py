@@ -2,62 +2,71 @@
 
 consumes: executions that terminated
 produces: calls_sealed{num_calls, last_seq}, once an execution
-waits for: the execution's open calls to be recorded as aborted; the log
+waits for: the execution's calls to be recorded as what became of them; the log; where another proxy
+may be serving the execution, that one's seal, for a while
 is unblocked by: the generations' stop, the log's coming back
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from gyre.adapters.eventlog.base import EventLogError, SequenceConflict
 from gyre.adapters.logging import get_logger
-from gyre.proxy.live import Live
 from gyre.proxy.recorder import CallLog
+
+# Between tries while the log refuses or stays away longer than it is patient itself.
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """log: as this process knows it, None when it serves no call of the execution. close: returns
+    when nothing more is to be said of its calls. reread: its log as it is now. done: called after
+    the seal is in the log."""
+
+    log: CallLog | None
+    close: Callable[[], Awaitable[None]]
+    reread: Callable[[], Awaitable[CallLog]]
+    done: Callable[[], None]
 
 
 class Sealer:
-    """Seals each execution in a task of its own: one that is slow to end holds up no other."""
+    """Seals each execution in a task of its own: one that is slow to end holds up no other.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[CallLog, Live | None, Callable[[], None]]] = (
-            asyncio.Queue()
-        )
+    owner_patience_s: how long an execution that another proxy may own is left to it."""
 
-    def add(self, log: CallLog, live: Live | None, done: Callable[[], None]) -> None:
-        """`done` is called after the seal is in the log. The caller adds an execution once."""
-        self._queue.put_nowait((log, live, done))
+    def __init__(self, owner_patience_s: float) -> None:
+        self._owner_patience_s = owner_patience_s
+        self._queue: asyncio.Queue[Seal] = asyncio.Queue()
+
+    def add(self, seal: Seal) -> None:
+        """The caller adds an execution once."""
+        self._queue.put_nowait(seal)
 
     async def run(self) -> None:
-        """Seals what is added, for ever. Raises what makes sealing impossible."""
+        """Seals what is added, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                log, live, done = await self._queue.get()
-                group.create_task(_seal(log, live, done))
+                group.create_task(self._seal(await self._queue.get()))
 
-
-async def _seal(log: CallLog, live: Live | None, done: Callable[[], None]) -> None:
-    if live is not None:
-        await _close_calls(live)
-    while not log.sealed:
-        try:
-            await log.seal()
-        except SequenceConflict as conflict:
-            # Another writer, against the law of one: what it wrote cannot be told from here.
-            get_logger().error("seal_conflict", execution=log.execution, error=str(conflict))
-            raise
-        except EventLogError as error:  # CallLog has been patient already; the seal must come
-            get_logger().error("seal_retried", execution=log.execution, error=str(error))
-    get_logger().info("calls_sealed", execution=log.execution, num_calls=log.num_calls)
-    done()
-
-
-async def _close_calls(live: Live) -> None:
-    """Open calls are recorded as aborted with what they sampled. No new one begins: the key of a
-    terminated execution is refused."""
-    for call in live.open.values():
-        call.generation.stop("the execution is over")
-    while live.open or live.background:
-        tasks = {call.task for call in live.open.values() if call.task} | live.background
-        await asyncio.wait(tasks)
+    async def _seal(self, seal: Seal) -> None:
+        log = seal.log
+        if log is not None:
+            await seal.close()
+        while log is None or not log.sealed:
+            try:
+                if log is None or log.lost:
+                    await asyncio.sleep(self._owner_patience_s)
+                    log = await seal.reread()
+                else:
+                    await log.seal()
+            except SequenceConflict as conflict:
+                get_logger().warning("seal_conflict", error=str(conflict))
+            except EventLogError as error:  # the log has been patient; the seal must come
+                get_logger().error("seal_retried", error=str(error))
+                await asyncio.sleep(RETRY_S)
+        get_logger().info("calls_sealed", execution=log.execution, num_calls=log.num_calls)
+        seal.done()

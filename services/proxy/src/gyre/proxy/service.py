@@ -1,6 +1,7 @@
 """The proxy's state and its loop over the facts.
 
-consumes: GYRE_FACTS from the start; GYRE_CALLS once, to know where an earlier process left off
+consumes: GYRE_FACTS from the start; GYRE_CALLS once, to know where an earlier process left off, and
+an execution's own subject when another proxy has written to it
 produces: wake-ups for open calls; seals for executions that terminated
 waits for: new facts
 is unblocked by: the log
@@ -9,25 +10,35 @@ is unblocked by: the log
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import lru_cache
 
 from gyre.adapters.clock import Clock
-from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.eventlog.base import EventLogError, Stream
 from gyre.adapters.journal import Journal
 from gyre.adapters.keys import InvalidKey, KeyIdentity, parse_key
-from gyre.proxy.calls import Calls
+from gyre.core.harness import harness_profile
+from gyre.core.origins import Origin
+from gyre.proxy.calls import Calls, Moved
 from gyre.proxy.encoding import Codec, load_codec
 from gyre.proxy.engines import Engines
 from gyre.proxy.executions import Effects, Registry
+from gyre.proxy.faults import attempt_over, log_away
 from gyre.proxy.generation import Generator
-from gyre.proxy.history import History
-from gyre.proxy.live import Live, Served, restored
+from gyre.proxy.history import History, read_on
+from gyre.proxy.limits import Limits
+from gyre.proxy.live import Live, OpenCall, Served, Waiter, restored
+from gyre.proxy.migration import Migration
+from gyre.proxy.planning import beside, opening_of, plan_of
 from gyre.proxy.recorder import CallLog
-from gyre.proxy.sealing import Sealer
+from gyre.proxy.requests import Request
+from gyre.proxy.sealing import Seal, Sealer
 from gyre.proxy.watch import Watch, wait_until
 
-# The runner says attempt_started before it starts the harness; the fact may still be under way.
-KEY_PATIENCE_S = 5.0
+# Of reading an execution's log again because another proxy wrote to it meanwhile.
+_TRIES = 3
+# An engine has 2 s to hand over what it sampled; who asks waits 5 s.
+SETTLE_S = 4.0
 # Jobs whose tokenizers stay loaded: one runs at a time on its cells.
 _CODECS = 4
 
@@ -39,17 +50,30 @@ class Unauthorized(Exception):
 class Proxy:
     """Who may call, and the live executions. Mutated by `follow` and by calls."""
 
-    def __init__(self, journal: Journal, engines: Engines, clock: Clock, key_secret: str) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        engines: Engines,
+        clock: Clock,
+        key_secret: str,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
         self.registry = Registry()
-        self.calls = Calls(Generator(self.registry, watch := Watch(), engines), clock)
+        migration = Migration(engines.session, key_secret)
+        generator = Generator(self.registry, watch := Watch(), engines, migration)
+        self.calls = Calls(generator, clock, self.limits)
         self.caught_up = asyncio.Event()
         self._journal = journal
         self._key_secret = key_secret
         self._watch = watch
         self._history = History()
         self._lives: dict[str, Live] = {}
+        self._restoring: dict[str, asyncio.Task[Live]] = {}
         self._codec = lru_cache(maxsize=_CODECS)(load_codec)
-        self._sealer = Sealer()
+        self._prepared: set[str] = set()
+        self._preparing = asyncio.Lock()
+        self._sealer = Sealer(self.limits.owner_patience_s)
 
     async def follow(self) -> None:
         """Folds the calls, then the facts, and seals what is over. Ends only with an error."""
@@ -68,14 +92,17 @@ class Proxy:
                     self._catch_up()
 
     async def authorize(self, key: str | None) -> KeyIdentity:
-        """Whose call it is. Waits KEY_PATIENCE_S for the attempt's fact. Raises Unauthorized."""
+        """Whose call it is. Waits a moment for the attempt's fact, and for the job's codec.
+
+        Raises Unauthorized, ModelFilesError.
+        """
         if key is None:
             raise Unauthorized("send the attempt's key as a bearer token")
         try:
             identity = parse_key(self._key_secret, key)
         except InvalidKey as error:
             raise Unauthorized(str(error)) from error
-        deadline = asyncio.get_running_loop().time() + KEY_PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + self.limits.key_patience_s
         woken = asyncio.Event()
         while not self.registry.is_valid(identity.execution, identity.attempt):
             if not self.registry.may_become_valid(identity.execution, identity.attempt):
@@ -83,33 +110,115 @@ class Proxy:
             with self._watch.registered(woken, (identity.execution,)):
                 if not await wait_until(woken, deadline):
                     raise Unauthorized("the key's attempt has not started")
+        if identity.job not in self._prepared:
+            await self._prepare(identity.job)
         return identity
 
-    def live(self, identity: KeyIdentity) -> tuple[Live, Served]:
-        """The execution's live state and its job's part. Raises ModelFilesError."""
+    async def begin(
+        self,
+        identity: KeyIdentity,
+        request: Request,
+        waiter: Waiter,
+        *,
+        api: str = "",
+        is_retry: bool = False,
+    ) -> tuple[Live, OpenCall]:
+        """The call that `request` asks for, over the execution's log as it is now.
+
+        Raises Fault, ModelFilesError.
+        """
         served = self.served(identity.job)
+        for _ in range(_TRIES):
+            live = await self._live(identity, served.codec)
+            try:
+                call = await self.calls.begin(
+                    live, identity.attempt, request, served, waiter, api=api, is_retry=is_retry
+                )
+            except Moved:
+                continue
+            except EventLogError as error:
+                raise log_away(error) from error
+            return live, call
+        raise log_away("other proxies write to the execution's log")
+
+    async def settle(self, identity: KeyIdentity) -> None:
+        """The attempt's harness has ended: nothing is held for its retries. Returns when what is to
+        be said of its calls is in the log, SETTLE_S at most."""
         live = self._lives.get(identity.execution)
         if live is None:
-            live = self._restore(identity.execution, served.codec)
-            self._lives[identity.execution] = live
-        return live, served
+            return
+        self.calls.end_attempts(live, identity.attempt, "the harness ended")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await live.quiet.wait()
+
+    async def count_tokens(self, identity: KeyIdentity, request: Request) -> int:
+        """The input tokens that a call of `request` would have; leaves no trace of it.
+
+        Raises Fault, ModelFilesError.
+        """
+        codec = self.served(identity.job).codec
+        live = await self._live(identity, codec)
+        async with live.asking:
+            origin = Origin(role="main")
+            opening = opening_of(live, request)
+            plan = await plan_of(live, identity.attempt, request, codec, origin, opening)
+            live.matcher.undo(plan)
+        return plan.num_input_tokens
+
+    async def _live(self, identity: KeyIdentity, codec: Codec) -> Live:
+        """The execution's live state, read from the log if this process has none that is right.
+        Raises Fault."""
+        execution = identity.execution
+        live = self._lives.get(execution)
+        if live is not None and not live.log.lost:
+            return live
+        if execution not in self._restoring:
+            self._restoring[execution] = asyncio.create_task(self._restore(execution, codec, live))
+        try:
+            # Several requests wait for one reading; one that leaves must not end it.
+            return await asyncio.shield(self._restoring[execution])
+        except EventLogError as error:
+            raise log_away(error) from error
 
     def served(self, job: str) -> Served:
         """The job's specification and codec. Raises ModelFilesError."""
         spec = self.registry.jobs[job]
         return Served(spec=spec, codec=self._codec(spec.model.path, spec.model.family))
 
-    def _restore(self, execution: str, codec: Codec) -> Live:
-        known = self.registry.executions[execution]
-        past = self._history.take(execution)
-        log = CallLog(
-            self._journal,
-            known.job,
-            execution,
-            last_sequence=past.last_sequence,
-            num_calls=past.tree.num_calls,
-        )
-        return restored(known, past.tree, log, codec, next_index=past.next_index)
+    async def _prepare(self, job: str) -> None:
+        """Loads the codec of the job's first call beside the loop: it takes a second."""
+        async with self._preparing:
+            if job not in self._prepared:
+                await beside(lambda: self.served(job))
+                self._prepared.add(job)
+
+    async def _restore(self, execution: str, codec: Codec, lost: Live | None) -> Live:
+        """lost: what this process knew before another one wrote."""
+        try:
+            if lost is not None:
+                self.calls.end_attempts(lost, lost.execution.attempt, "another proxy took over")
+            known = self.registry.executions.get(execution)
+            if known is None:
+                raise attempt_over()
+            past = await read_on(self._journal, known.job, execution, self._history.take(execution))
+            if past.sealed or execution in self.registry.terminated:
+                raise attempt_over()
+            log = CallLog(self._journal, known.job, execution, past)
+            # Each turn is read out of its tokens: a long execution takes some 10 ms.
+            live = await beside(lambda: restored(known, past, log, codec))
+            if execution in self.registry.terminated:
+                raise attempt_over()
+            live.over_attempt = max(known.attempt - 1, known.failed_attempt)
+            harness = self.registry.jobs[known.job].harness
+            live.read_origin = harness_profile(harness.profile).origin
+            if lost is not None:
+                live.delivered = lost.delivered
+                live.unsure.difference_update(lost.delivered)
+            self._lives[execution] = live
+            return live
+        finally:
+            del self._restoring[execution]
 
     def _catch_up(self) -> None:
         """The state is the log's: from here on effects are real."""
@@ -126,9 +235,10 @@ class Proxy:
 
     def _revoke(self, execution: str) -> None:
         live = self._lives.get(execution)
-        for call in list(live.open.values()) if live else ():
-            if not self.registry.is_valid(execution, call.attempt):
-                call.generation.stop("the attempt is over")
+        known = self.registry.executions.get(execution)
+        if live is not None and known is not None:
+            over = max(known.attempt - 1, known.failed_attempt)
+            self.calls.end_attempts(live, over, "the attempt is over")
 
     def _seal(self, execution: str) -> None:
         if execution in self._history.sealed:
@@ -136,18 +246,25 @@ class Proxy:
             return
         self._history.sealed.add(execution)
         live = self._lives.get(execution)
-        log = live.log if live else self._bare_log(execution)
-        self._sealer.add(log, live, lambda: self._forget(execution))
-
-    def _bare_log(self, execution: str) -> CallLog:
-        """The log of an execution that has made no call since this process started."""
         past = self._history.take(execution)
-        return CallLog(
-            self._journal,
-            self.registry.executions[execution].job,
-            execution,
-            last_sequence=past.last_sequence,
-            num_calls=past.tree.num_calls,
+        job = self.registry.executions[execution].job
+
+        async def close() -> None:
+            if live is not None:
+                await self.calls.close(live, "the execution is over")
+
+        async def reread() -> CallLog:
+            return CallLog(
+                self._journal, job, execution, await read_on(self._journal, job, execution, past)
+            )
+
+        self._sealer.add(
+            Seal(
+                log=None if live is None else live.log,
+                close=close,
+                reread=reread,
+                done=lambda: self._forget(execution),
+            )
         )
 
     def _forget(self, execution: str) -> None:

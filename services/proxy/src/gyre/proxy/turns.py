@@ -14,6 +14,7 @@ def sent_turn(call: str, turn: ParsedTurn) -> SentTurn:
     return SentTurn(
         content=turn.content,
         tool_call_ids=tuple(tool_call_id(call, index) for index in range(len(turn.tool_calls))),
+        reasoning=turn.reasoning or "",
     )
 
 

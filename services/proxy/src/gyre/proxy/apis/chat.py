@@ -7,24 +7,31 @@ the client would crash on what it gets: they are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import orjson
 
-from gyre.core.messages import InvalidMessage, parse_message
 from gyre.proxy.apis.base import Opened, Reply, bearer
-from gyre.proxy.requests import (
-    Answer,
-    AnswerCall,
-    BadRequest,
-    ContextFull,
-    Fault,
-    Request,
-    Sampling,
+from gyre.proxy.apis.chat_messages import read_messages
+from gyre.proxy.apis.openai import (
+    check_numbers,
+    error_object,
+    error_reply,
+    given,
+    read_flag,
+    read_list,
+    read_model,
+    read_object,
+    read_object_field,
+    refuse,
+    refuse_format,
+    unsupported,
 )
+from gyre.proxy.apis.openai_tools import ClientCall, Toolbox, flat_name, read_tools
+from gyre.proxy.requests import Answer, ContextFull, Fault, Request, Sampling
 
 # What a request may carry with these values and nothing is overridden by ignoring it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -40,9 +47,27 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "best_of": (None, 1),
     "reasoning_effort": (None,),
+    "verbosity": (None, "medium"),
     "parallel_tool_calls": (None, True),
+    "tool_choice": (None, "auto", "none"),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "store": (None, False),
 }
+_NUMBERS = (
+    "temperature",
+    "max_tokens",
+    "max_completion_tokens",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "seed",
+    "top_logprobs",
+)
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+# Of the API before tools.
+_LEGACY = ("functions", "function_call")
 
 
 class Chat:
@@ -52,32 +77,31 @@ class Chat:
         return bearer(headers)
 
     def parse(self, body: bytes, headers: Mapping[str, str], sampling: Sampling) -> ChatExchange:
-        raw = _object(body)
+        raw = read_object(body)
         _refuse_unservable(raw)
-        try:
-            messages = tuple(
-                parse_message(item, index) for index, item in enumerate(_list(raw, "messages"))
-            )
-        except InvalidMessage as error:
-            raise BadRequest(str(error), param="messages") from error
-        if not messages:
-            raise BadRequest("messages is empty", param="messages")
-        options = raw.get("stream_options")
+        toolbox = read_tools(raw)
+        neutral = _NEUTRAL | {
+            "temperature": (None, sampling.temperature),
+            "max_tokens": (None, sampling.max_new_tokens),
+            "max_completion_tokens": (None, sampling.max_new_tokens),
+        }
+        options = read_object_field(raw, "stream_options")
         request = Request(
-            model=str(raw.get("model") or "policy"),
-            messages=messages,
-            tools=_tools(raw),
+            model=read_model(raw),
+            messages=read_messages(read_list(raw, "messages")),
+            tools=toolbox.functions,
             tool_calls=raw.get("tool_choice") != "none",
-            stream=raw.get("stream") is True,
-            logprobs=raw.get("logprobs") is True,
-            overridden=tuple(_overridden(raw, sampling)),
+            stream=read_flag(raw, "stream"),
+            logprobs=read_flag(raw, "logprobs"),
+            overridden=(*given(raw, neutral), *toolbox.overridden),
             headers=headers,
         )
-        include_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return ChatExchange(request=request, include_usage=include_usage)
+        return ChatExchange(
+            request=request, toolbox=toolbox, include_usage=read_flag(options, "include_usage")
+        )
 
     def error(self, fault: Fault) -> Reply:
-        return Reply(status=fault.status, body=_error_body(fault))
+        return error_reply(fault, _message(fault))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +109,7 @@ class ChatExchange:
     """include_usage: the client wants a last stream event with the token counts."""
 
     request: Request
+    toolbox: Toolbox
     include_usage: bool
 
     def body(self, answer: Answer) -> bytes:
@@ -96,7 +121,7 @@ class ChatExchange:
         if answer.reasoning is not None:
             message["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
-            message["tool_calls"] = [_call(call) for call in answer.tool_calls]
+            message["tool_calls"] = self._calls(answer)
         choice = {
             "index": 0,
             "message": message,
@@ -130,30 +155,36 @@ class ChatExchange:
 
         if answer.reasoning is not None:
             yield _event(chunk({"reasoning_content": answer.reasoning}))
-        if answer.content:
+        if answer.content or answer.logprobs:
             text = chunk({"content": answer.content})
             text["choices"][0]["logprobs"] = _logprobs(answer)
             yield _event(text)
-        for index, call in enumerate(answer.tool_calls):
-            yield _event(chunk({"tool_calls": [{"index": index, **_call(call)}]}))
+        for index, call in enumerate(self._calls(answer)):
+            yield _event(chunk({"tool_calls": [{"index": index, **call}]}))
         yield _event(chunk({}, answer.finish_reason))
         if self.include_usage:
             yield _event({**chunk({}), "choices": [], "usage": _usage(answer)})
         yield b"data: [DONE]\n\n"
 
     def error_event(self, fault: Fault) -> bytes:
-        return b"data: " + _error_body(fault) + b"\n\n"
+        return _event({"error": error_object(fault, _message(fault))})
+
+    def _calls(self, answer: Answer) -> list[dict[str, Any]]:
+        return [_call(self.toolbox.client_call(call)) for call in answer.tool_calls]
 
     def _chunk(
         self, call: str, created: int, delta: dict[str, Any], finish: str | None = None
     ) -> dict[str, Any]:
-        return {
+        chunk: dict[str, Any] = {
             "id": completion_id(call),
             "object": "chat.completion.chunk",
             "created": created,
             "model": self.request.model,
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}],
         }
+        if self.include_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 def completion_id(call: str) -> str:
@@ -161,104 +192,37 @@ def completion_id(call: str) -> str:
     return "chatcmpl-" + sha256(call.encode()).hexdigest()[:24]
 
 
-def models(model: str, created: int) -> bytes:
-    """GET /v1/models: the one policy."""
-    item = {"id": model, "object": "model", "created": created, "owned_by": "gyre"}
-    return orjson.dumps({"object": "list", "data": [item]})
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        raw = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise BadRequest("the body is not a JSON object")
-    return raw
-
-
-def _error_body(fault: Fault) -> bytes:
-    """OpenAI's error object, whose `type` follows from the status."""
-    kind = {401: "authentication_error", 404: "not_found_error"}.get(
-        fault.status, "invalid_request_error" if fault.status < 500 else "server_error"
-    )
-    error = {
-        "message": _message(fault),
-        "type": kind,
-        "param": fault.param,
-        "code": fault.code,
-    }
-    return orjson.dumps({"error": error})
+def _refuse_unservable(raw: Mapping[str, Any]) -> None:
+    check_numbers(raw, *_NUMBERS)
+    refuse_format(raw.get("response_format"), "response_format")
+    refuse(raw, *_GRAMMARS, *_LEGACY, "audio")
+    if raw.get("n") not in (None, 1):
+        raise unsupported("n", "Unsupported value: 'n': only 1 is served.")
+    if raw.get("modalities") not in (None, [], ["text"]):
+        raise unsupported("modalities", "Unsupported value: 'modalities': only text is served.")
 
 
 def _message(fault: Fault) -> str:
     if isinstance(fault, ContextFull):
         return (
             f"This model's maximum context length is {fault.context_tokens} tokens. However, your "
-            f"messages resulted in {fault.num_tokens} tokens."
+            f"messages resulted in {fault.num_tokens} tokens. Please reduce the length of the "
+            "messages."
         )
     return str(fault)
-
-
-def _refuse_unservable(raw: Mapping[str, Any]) -> None:
-    response_format = raw.get("response_format")
-    if response_format is not None and response_format != {"type": "text"}:
-        raise BadRequest(
-            "response_format: grammars are not served while training, the recorded probabilities "
-            "would be wrong",
-            code="unsupported_parameter",
-            param="response_format",
-        )
-    for name in (*_GRAMMARS, "functions", "function_call"):
-        if raw.get(name) is not None:
-            raise BadRequest(f"{name} is not served", code="unsupported_parameter", param=name)
-    if raw.get("n") not in (None, 1):
-        raise BadRequest("n: only 1 is served", code="unsupported_parameter", param="n")
-
-
-def _overridden(raw: Mapping[str, Any], sampling: Sampling) -> Iterator[str]:
-    if raw.get("temperature") not in (None, sampling.temperature):
-        yield "temperature"
-    for name in ("max_tokens", "max_completion_tokens"):
-        if raw.get(name) not in (None, sampling.max_new_tokens):
-            yield name
-    for name, neutral in _NEUTRAL.items():
-        if name in raw and raw[name] not in neutral:
-            yield name
-    if raw.get("tool_choice") not in (None, "auto", "none"):
-        yield "tool_choice"
-
-
-def _tools(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    tools = _list(raw, "tools")
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequest(
-                f"tools[{index}]: only functions with a name are served", param="tools"
-            )
-    return tuple(tools)
-
-
-def _list(raw: Mapping[str, Any], name: str) -> Sequence[Any]:
-    value = raw.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise BadRequest(f"{name} is not a list", param=name)
-    return value
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _call(call: AnswerCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+def _call(call: ClientCall) -> dict[str, Any]:
+    name = flat_name(call.tool.name, call.tool.namespace)
+    if call.tool.is_custom:
+        custom = {"name": name, "input": call.payload}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": name, "arguments": call.payload}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
