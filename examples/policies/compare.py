@@ -72,7 +72,7 @@ def reported(home: Path, out: Path, jobs: dict[str, str]) -> dict[str, RunReport
     """Reads each run back from the log and writes its report."""
     reports = {}
     for policy, job in jobs.items():
-        reports[policy] = asyncio.run(read_report(nats_url(home), job))
+        reports[policy] = asyncio.run(read_report(nats_url(home), job, home))
         write_report(reports[policy], out / policy)
     return reports
 

@@ -15,6 +15,7 @@ from gyre.contracts.codec import (
     decode_trusted,
     decode_with_body,
     encode,
+    type_of,
 )
 from gyre.contracts.envelope import Envelope
 from gyre.testkit.examples import example_events
@@ -47,6 +48,18 @@ def test_head_and_body_together_are_the_event_byte_for_byte(name: str) -> None:
     assert body.startswith(b"{")
     assert with_body(data, reference, body) == encode(EXAMPLES[name])
     assert decode_with_body(data, reference, body) == EXAMPLES[name]
+
+
+@each_type
+def test_the_type_is_told_from_the_head_wherever_the_body_lies(name: str) -> None:
+    data, _, _ = apart(EXAMPLES[name])
+    assert type_of(data) == type_of(encode(EXAMPLES[name])) == EXAMPLES[name].type
+
+
+def test_what_has_no_head_has_no_type() -> None:
+    for data in (b"", b"{}", b'{"type":"x"}', b'[1,"body":2]', b'{"id":1,"body":{}}'):
+        with pytest.raises(UndecodableEvent):
+            type_of(data)
 
 
 @each_type

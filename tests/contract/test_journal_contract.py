@@ -200,6 +200,19 @@ def test_a_missing_or_damaged_body_is_named_with_its_event(run: Run) -> None:
     run(scenario)
 
 
+def test_types_are_told_without_bodies(run: Run) -> None:
+    async def scenario(log: EventLog, blobs: DirectoryBlobStore) -> None:
+        journal = Journal(log, SystemClock(), blobs)
+        sequence = await append(journal, large_call(), 0)
+        await append(journal, small("gone"), sequence)
+        [blob] = stored(blobs)
+        blob.unlink()
+        told = [pair async for pair in journal.types(Stream.CALLS)]
+        assert told == [(SUBJECT, "call_recorded"), (SUBJECT, "call_undelivered")]
+
+    run(scenario)
+
+
 def test_without_a_blob_store_a_large_body_is_refused_as_ever(run: Run) -> None:
     async def scenario(log: EventLog, blobs: DirectoryBlobStore) -> None:
         with pytest.raises(EventTooLarge, match="use the blob store"):

@@ -17,15 +17,13 @@ from gyre.adapters.eventlog.base import MAX_EVENT_BYTES
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
-from gyre.adapters.journal import BodyLost, Journal
-from gyre.contracts.events.calls import CallRecorded
+from gyre.adapters.journal import Journal
+from gyre.contracts.events.calls import CallRecorded, CallsSealed
 from gyre.core.tree import Tree
-from gyre.proxy.engines import Engines, engine_session
-from gyre.proxy.service import Proxy
 from gyre.proxy.tokenizer import FastTokenizer
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.patient_engine import PatientEngine, patient_engine
-from gyre.testkit.proxy_world import SECRET, Facts, RunningProxy, running_proxy
+from gyre.testkit.proxy_world import Facts, RunningProxy, running_proxy
 from gyre.testkit.tiny_model import make_tiny_model
 
 EXECUTION, OTHER = "job-test-g0000-e0", "job-test-g0000-e1"
@@ -144,7 +142,30 @@ async def test_a_long_turn_is_delivered_and_known_after_a_restart(
     assert len([path for path in world.blobs.root.rglob("*") if path.is_file()]) == 2
 
 
-async def test_without_the_blob_a_proxy_does_not_serve_and_says_which_it_lacks(
+async def test_an_execution_whose_body_is_lost_is_refused_alone_and_says_which(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, blobs = MemoryEventLog(), DirectoryBlobStore(tmp_path / "blobs")
+    facts = Facts(Journal(log, SystemClock(), blobs))
+    await facts.submit(model, context_tokens=CONTEXT_TOKENS)
+    async with patient_engine(model) as engine:
+        engine.go.set()
+        await facts.rollout(0, engine.url)
+        key, other = await facts.start(EXECUTION), await facts.start(OTHER)
+        question = [{"role": "user", "content": long_text(model, PROMPT_TOKENS)}]
+        async with running_proxy(log, blobs) as served:
+            await ask(served, key, question)
+        [blob] = [path for path in blobs.root.rglob("*") if path.is_file()]
+        blob.unlink()
+        async with running_proxy(log, blobs) as served:
+            await ask(served, other, [{"role": "user", "content": "hello"}])
+            refused = await served.client(key).post({"model": "policy", "messages": question})
+    assert refused.status_code == 500
+    assert blob.name in refused.json()["error"]["message"]
+    assert blob.name in "".join(capsys.readouterr())
+
+
+async def test_a_proxy_starts_without_the_bodies_of_executions_that_are_over(
     model: Path, tmp_path: Path
 ) -> None:
     log, blobs = MemoryEventLog(), DirectoryBlobStore(tmp_path / "blobs")
@@ -156,9 +177,16 @@ async def test_without_the_blob_a_proxy_does_not_serve_and_says_which_it_lacks(
         key = await facts.start(EXECUTION)
         async with running_proxy(log, blobs) as served:
             await ask(served, key, [{"role": "user", "content": long_text(model, PROMPT_TOKENS)}])
-    [blob] = [path for path in blobs.root.rglob("*") if path.is_file()]
-    blob.unlink()
-    async with engine_session() as session:
-        proxy = Proxy(facts.journal, Engines(session), SystemClock(), SECRET)
-        with pytest.raises(BodyLost, match=blob.name):
-            await proxy.follow()
+            await facts.terminate(EXECUTION)
+            await _sealed(facts)
+        [blob] = [path for path in blobs.root.rglob("*") if path.is_file()]
+        blob.unlink()
+        other = await facts.start(OTHER)
+        async with running_proxy(log, blobs) as served:
+            await ask(served, other, [{"role": "user", "content": "hello"}])
+
+
+async def _sealed(facts: Facts) -> None:
+    async with asyncio.timeout(20):
+        while not isinstance((await facts.calls(EXECUTION))[-1], CallsSealed):
+            await asyncio.sleep(0.02)

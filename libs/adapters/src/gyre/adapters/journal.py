@@ -27,7 +27,14 @@ from gyre.adapters.eventlog.base import (
 )
 from gyre.adapters.failpoints import failpoint
 from gyre.contracts.bodies import BodyReference, body_of, without_body
-from gyre.contracts.codec import BodyElsewhere, decode, decode_with_body, encode, make_envelope
+from gyre.contracts.codec import (
+    BodyElsewhere,
+    decode,
+    decode_with_body,
+    encode,
+    make_envelope,
+    type_of,
+)
 from gyre.contracts.envelope import Body, Envelope, event_id
 
 # A call of a million new tokens and 128 k sampled ones has 11 MB. Whoever reads an event holds it
@@ -117,6 +124,12 @@ class Journal:
     ) -> AsyncIterator[Fact]:
         """What lies in the log now, in order. Raises BodyLost."""
         return self._facts(self._log.read(stream, subjects=subjects, after=after, until=until))
+
+    async def types(self, stream: Stream) -> AsyncIterator[tuple[str, str]]:
+        """Subject and type of each event in the log now, in order; no body is fetched."""
+        async with aclosing(self._log.read(stream)) as events:
+            async for recorded in events:
+                yield recorded.subject, type_of(recorded.data)
 
     def follow(
         self, stream: Stream, subjects: Sequence[str] = (), after: int = 0

@@ -31,6 +31,12 @@ def body_of(data: bytes) -> bytes:
     return data[data.index(_BODY) + len(_BODY) : -1]
 
 
+def head_of(data: bytes) -> bytes:
+    """The JSON of an encoded event without its body, wherever that lies. Raises ValueError."""
+    mark = data.find(_BODY)
+    return data[: mark if mark >= 0 else data.index(_BLOB)] + b"}"
+
+
 def without_body(data: bytes, reference: BodyReference) -> bytes:
     """The encoded event with `reference` for its body."""
     return _referring(data[: data.index(_BODY)], reference)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json, to_json
 
 import gyre.contracts.events  # noqa: F401  registers every event type
-from gyre.contracts.bodies import BodyReference, with_body
+from gyre.contracts.bodies import BodyReference, head_of, with_body
 from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.readers import read_whole
 from gyre.contracts.registry import EVENT_TYPES
@@ -116,6 +116,17 @@ def decode_with_body(data: bytes, reference: BodyReference, body: bytes) -> Enve
     except ValueError as error:
         raise UndecodableEvent(f"event cannot be read: {error}") from error
     return decode(whole)
+
+
+def type_of(data: bytes) -> str:
+    """The type of an encoded event, known to this release or not; its body is not looked at.
+
+    Raises UndecodableEvent.
+    """
+    try:
+        return str(from_json(head_of(data))["type"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UndecodableEvent(f"event cannot be read: {error}") from error
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

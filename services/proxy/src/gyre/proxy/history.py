@@ -1,5 +1,6 @@
-"""What GYRE_CALLS holds of executions that are not sealed. Folded once at the start; an execution
-that another process has written to since is read again from its own subject."""
+"""What GYRE_CALLS holds of executions: which are sealed, looked up once at the start, and what one
+that is not has in its subject, read when it is first asked about, or when another process has
+written to it."""
 
 from __future__ import annotations
 
@@ -49,29 +50,14 @@ class Past:
         self.next_index = max(self.next_index, int(call.rpartition("-c")[2]) + 1)
 
 
-@dataclass(slots=True)
-class History:
-    """Mutated by `evolve` and `take`. sealed: executions whose trees are dropped."""
-
-    pasts: dict[str, Past] = field(default_factory=dict)
-    sealed: set[str] = field(default_factory=set)
-
-    def evolve(self, fact: Fact) -> None:
-        """Folds one event of GYRE_CALLS."""
-        match fact.body:
-            case CallsSealed(execution=execution):
-                self.sealed.add(execution)
-                self.pasts.pop(execution, None)
-            case (
-                CallRecorded(execution=execution)
-                | CallRerouted(execution=execution)
-                | CallUndelivered(execution=execution)
-            ):
-                self.pasts.setdefault(execution, Past()).evolve(fact)
-
-    def take(self, execution: str) -> Past:
-        """Hands over what is known of the execution; nothing if it had no call."""
-        return self.pasts.pop(execution, None) or Past()
+async def sealed_executions(journal: Journal) -> set[str]:
+    """Executions of which nothing follows. Of their calls no body is read: a start does not depend
+    on what long finished jobs have left. Raises EventLogError."""
+    return {
+        subject.rpartition(".")[2]
+        async for subject, kind in journal.types(Stream.CALLS)
+        if kind == CallsSealed.TYPE
+    }
 
 
 async def read_on(journal: Journal, job: str, execution: str, past: Past) -> Past:

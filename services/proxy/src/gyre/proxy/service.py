@@ -1,7 +1,7 @@
 """The proxy's state and its loop over the facts.
 
-consumes: GYRE_FACTS from the start; GYRE_CALLS once, to know where an earlier process left off, and
-an execution's own subject when another proxy has written to it
+consumes: GYRE_FACTS from the start; of GYRE_CALLS once which executions are sealed, and an
+execution's own subject when it is first asked about or another proxy has written to it
 produces: wake-ups for open calls; seals for executions that terminated
 waits for: new facts
 is unblocked by: the log
@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError, Stream
-from gyre.adapters.journal import Journal
+from gyre.adapters.journal import BodyLost, Journal
 from gyre.adapters.keys import InvalidKey, KeyIdentity, parse_key
 from gyre.core.harness import harness_profile
 from gyre.core.origins import Origin
@@ -25,7 +25,7 @@ from gyre.proxy.engines import Engines
 from gyre.proxy.executions import Effects, Registry
 from gyre.proxy.faults import attempt_over, log_away
 from gyre.proxy.generation import Generator
-from gyre.proxy.history import History, read_on
+from gyre.proxy.history import Past, read_on, sealed_executions
 from gyre.proxy.limits import Limits
 from gyre.proxy.live import Live, OpenCall, Served, Waiter, restored
 from gyre.proxy.migration import Migration
@@ -67,7 +67,7 @@ class Proxy:
         self._journal = journal
         self._key_secret = key_secret
         self._watch = watch
-        self._history = History()
+        self._sealed: set[str] = set()
         self._lives: dict[str, Live] = {}
         self._restoring: dict[str, asyncio.Task[Live]] = {}
         self._codec = lru_cache(maxsize=_CODECS)(load_codec)
@@ -76,9 +76,9 @@ class Proxy:
         self._sealer = Sealer(self.limits.owner_patience_s)
 
     async def follow(self) -> None:
-        """Folds the calls, then the facts, and seals what is over. Ends only with an error."""
-        async for fact in self._journal.read(Stream.CALLS):
-            self._history.evolve(fact)
+        """Looks up what is sealed, folds the facts, and seals what is over. Ends only with an
+        error."""
+        self._sealed = await sealed_executions(self._journal)
         head = await self._journal.head(Stream.FACTS)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sealer.run())
@@ -168,7 +168,7 @@ class Proxy:
 
     async def _live(self, identity: KeyIdentity, codec: Codec) -> Live:
         """The execution's live state, read from the log if this process has none that is right.
-        Raises Fault."""
+        Raises Fault, BodyLost."""
         execution = identity.execution
         live = self._lives.get(execution)
         if live is not None and not live.log.lost:
@@ -178,6 +178,8 @@ class Proxy:
         try:
             # Several requests wait for one reading; one that leaves must not end it.
             return await asyncio.shield(self._restoring[execution])
+        except BodyLost:
+            raise  # asking again does not bring it back
         except EventLogError as error:
             raise log_away(error) from error
 
@@ -201,7 +203,7 @@ class Proxy:
             known = self.registry.executions.get(execution)
             if known is None:
                 raise attempt_over()
-            past = await read_on(self._journal, known.job, execution, self._history.take(execution))
+            past = await read_on(self._journal, known.job, execution, Past())
             if past.sealed or execution in self.registry.terminated:
                 raise attempt_over()
             log = CallLog(self._journal, known.job, execution, past)
@@ -241,12 +243,11 @@ class Proxy:
             self.calls.end_attempts(live, over, "the attempt is over")
 
     def _seal(self, execution: str) -> None:
-        if execution in self._history.sealed:
+        if execution in self._sealed:
             self.registry.forget(execution)
             return
-        self._history.sealed.add(execution)
+        self._sealed.add(execution)
         live = self._lives.get(execution)
-        past = self._history.take(execution)
         job = self.registry.executions[execution].job
 
         async def close() -> None:
@@ -254,9 +255,8 @@ class Proxy:
                 await self.calls.close(live, "the execution is over")
 
         async def reread() -> CallLog:
-            return CallLog(
-                self._journal, job, execution, await read_on(self._journal, job, execution, past)
-            )
+            past = await read_on(self._journal, job, execution, Past())
+            return CallLog(self._journal, job, execution, past)
 
         self._sealer.add(
             Seal(
