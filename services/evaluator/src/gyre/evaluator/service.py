@@ -19,16 +19,13 @@ from gyre.adapters.eventlog import EventLog, Recorded, Stream
 from gyre.adapters.journal import Journal
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
-from gyre.contracts.codec import decode
+from gyre.contracts.codec import decode, type_of
 from gyre.contracts.events.calls import CallsSealed
 from gyre.core.evaluation import Pending
 from gyre.evaluator.handlers import Handler
 from gyre.evaluator.registry import Registry
 
 FACT_SUBJECTS = ("facts.*.sched", "facts.*.exec.>")
-# The type stands in the head of the envelope; calls with their tokens need not be decoded.
-_SEAL = f'"type":"{CallsSealed.TYPE}"'.encode()
-_HEAD_BYTES = 128
 
 Key = tuple[str, str]
 
@@ -103,7 +100,8 @@ class Evaluator:
                 )
 
     def _fold_seal(self, recorded: Recorded) -> tuple[Pending, ...]:
-        if _SEAL not in recorded.data[:_HEAD_BYTES]:
+        # Calls with their tokens need not be decoded.
+        if type_of(recorded.data) != CallsSealed.TYPE:
             return ()
         return self._registry.fold(decode(recorded.data), recorded.sequence)
 
