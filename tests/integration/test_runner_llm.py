@@ -27,6 +27,7 @@ from gyre.runner.profile_harnesses import ProfileHarnesses, read_environments
 from gyre.runner.sandbox.process import ProcessSandbox
 from gyre.runner.settings import RunnerSettings
 from gyre.testkit.execution_world import JOB, ExecutionWorld, until
+from gyre.testkit.harness_world import running_services
 
 pytestmark = pytest.mark.harness
 
@@ -109,15 +110,8 @@ async def services(
         harnesses=ProfileHarnesses(settings=settings, pythons=pythons),
     )
     scores = evaluator.build(EvaluatorSettings.model_validate(common), world.log, SystemClock())
-    tasks = [asyncio.create_task(each.run(lambda: None)) for each in (runs, scores)]
-    try:
+    async with running_services(sandbox, runs.run, scores.run):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await sandbox.close()
-        assert all(isinstance(each, asyncio.CancelledError) for each in results), results
 
 
 async def execute(world: ExecutionWorld, queue: MemoryWorkQueue, execution: str) -> float:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,7 +267,16 @@ async def _services(
         settings, log=log, queue=queue, clock=SystemClock(), sandbox=sandbox, harnesses=harnesses
     )
     scores = evaluator.build(EvaluatorSettings.model_validate(common), log, SystemClock())
-    tasks = [asyncio.create_task(each.run(lambda: None)) for each in (runs, scores)]
+    async with running_services(sandbox, runs.run, scores.run):
+        yield
+
+
+@asynccontextmanager
+async def running_services(
+    sandbox: ProcessSandbox, *loops: Callable[[Callable[[], None]], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Services' loops while the block lasts; one that ended by itself is an error."""
+    tasks = [asyncio.ensure_future(loop(lambda: None)) for loop in loops]
     try:
         yield
     finally:
