@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from gyre.adapters.eventlog.base import (
     EventLogError,
     EventTooLarge,
     GapDetected,
-    Recorded,
     SequenceConflict,
     Stream,
     matches,
@@ -24,6 +22,7 @@ from gyre.adapters.eventlog.base import (
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
+from gyre.testkit.log_reading import collect
 from gyre.testkit.nats_server import NatsServer
 
 Scenario = Callable[[EventLog], Awaitable[None]]
@@ -57,18 +56,6 @@ async def fill(log: EventLog, count: int, *, jobs: int = 1) -> list[int]:
         )
         for i in range(count)
     ]
-
-
-async def collect(
-    events: AsyncGenerator[Recorded, None], count: int | None = None
-) -> list[Recorded]:
-    found: list[Recorded] = []
-    async with aclosing(events):
-        async for event in events:
-            found.append(event)
-            if len(found) == count:
-                break
-    return found
 
 
 def test_an_appended_event_is_read_back_as_it_was_written(run: Run) -> None:

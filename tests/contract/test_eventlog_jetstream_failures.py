@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,11 @@ import pytest
 from gyre.adapters.eventlog import consumer
 from gyre.adapters.eventlog.base import EventLogError, GapDetected, Recorded, Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
+from gyre.adapters.eventlog.jetstream_reader import JetStreamReader
 from gyre.adapters.eventlog.link import ApiError, Link
 from gyre.adapters.eventlog.streams import ensure_streams, stream_config
 from gyre.adapters.eventlog.wire import AccessDenied, endpoints
+from gyre.testkit.log_reading import collect
 from gyre.testkit.nats_server import NatsServer, free_port
 
 LIMIT_S = 60
@@ -39,16 +41,6 @@ async def opened(url: str, **options: float) -> AsyncIterator[JetStreamEventLog]
 async def append_many(log: JetStreamEventLog, count: int, *, start: int = 0) -> None:
     for i in range(start, start + count):
         await log.append(f"facts.j{i % 5}.sched", b"%d" % i, event_id=f"e{i}", expected=None)
-
-
-async def take(events: AsyncGenerator[Recorded, None], count: int) -> list[Recorded]:
-    found: list[Recorded] = []
-    async with aclosing(events):
-        async for event in events:
-            found.append(event)
-            if len(found) == count:
-                break
-    return found
 
 
 def test_kill_9_under_load_loses_no_acked_event_and_doubles_none(server: NatsServer) -> None:
@@ -120,7 +112,7 @@ def test_a_frozen_server_is_noticed_by_its_silence(
         await ensure_streams(server.url)
         async with opened(server.url) as log:
             await append_many(log, 3)
-            following = asyncio.create_task(take(log.follow(Stream.FACTS), 6))
+            following = asyncio.create_task(collect(log.follow(Stream.FACTS), 6))
             while log.reader.stats.opened == 0:
                 await asyncio.sleep(0.01)
             server.signal(signal.SIGSTOP)
@@ -129,6 +121,46 @@ def test_a_frozen_server_is_noticed_by_its_silence(
             server.signal(signal.SIGCONT)
             await append_many(log, 3, start=3)
             assert [event.sequence for event in await following] == [1, 2, 3, 4, 5, 6]
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_waited_long_for_an_event_is_as_patient_as_ever(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "HEARTBEAT_S", 0.2)
+    patience_s = 1.0
+
+    async def scenario() -> None:
+        await ensure_streams(server.url)
+        reader = JetStreamReader(server.url, name="t", patience_s=patience_s)
+        async with opened(server.url) as log, asyncio.timeout(LIMIT_S):
+            following = asyncio.create_task(collect(reader.follow(Stream.FACTS), 1))
+            while reader.stats.opened == 0:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(2 * patience_s)  # nothing happens
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await append_many(log, 1)
+            assert [event.sequence for event in await following] == [1]
+            assert reader.stats.interruptions > 0
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_gives_up_when_there_was_no_sign_of_the_log_for_its_patience(
+    server: NatsServer,
+) -> None:
+    async def scenario() -> None:
+        await ensure_streams(server.url)
+        reader = JetStreamReader(server.url, name="t", patience_s=0.5)
+        async with asyncio.timeout(LIMIT_S):
+            following = asyncio.create_task(collect(reader.follow(Stream.FACTS), 1))
+            while reader.stats.opened == 0:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(EventLogError, match=r"for 0.5 s"):
+                await following
 
     asyncio.run(scenario())
 
@@ -199,10 +231,10 @@ def test_events_missing_from_the_log_are_a_gap_not_a_silence(server: NatsServer)
             await link.api("$JS.API.STREAM.MSG.DELETE.GYRE_FACTS", {"seq": 3}, deadline_s=5)
             await link.close()
             with pytest.raises(GapDetected, match="events 3 to 3 are no longer there"):
-                await take(log.read(Stream.FACTS), 5)
+                await collect(log.read(Stream.FACTS), 5)
             with pytest.raises(GapDetected):
-                await take(log.follow(Stream.FACTS, after=2), 1)
-            assert len(await take(log.follow(Stream.FACTS, after=3), 2)) == 2
+                await collect(log.follow(Stream.FACTS, after=2), 1)
+            assert len(await collect(log.follow(Stream.FACTS, after=3), 2)) == 2
 
     asyncio.run(scenario())
 
@@ -221,7 +253,7 @@ def test_credentials_in_the_url_are_used_and_wrong_ones_refused(
         await ensure_streams(url)
         async with opened(url) as log:
             await append_many(log, 2)
-            assert len(await take(log.read(Stream.FACTS), 2)) == 2
+            assert len(await collect(log.read(Stream.FACTS), 2)) == 2
         for wrong in (server.url, f"nats://eve:guess@127.0.0.1:{server.port}"):
             async with opened(wrong) as log:
                 with pytest.raises(AccessDenied) as denied:
@@ -323,7 +355,7 @@ def test_a_delivery_lost_on_the_way_is_a_gap_that_the_reader_repairs(
         relay = Relay(server.port, mark=mark, drops=2)
         async with relay.running() as url, opened(url) as log:
             events = log.follow(Stream.FACTS) if live else log.read(Stream.FACTS)
-            seen = [event.sequence for event in await take(events, 20)]
+            seen = [event.sequence for event in await collect(events, 20)]
             assert seen == list(range(1, 21))
             assert log.reader.stats.gaps == 2
 
@@ -337,9 +369,9 @@ def test_frames_cut_anywhere_are_put_together(server: NatsServer, piece: int) ->
         async with opened(server.url) as log:
             await append_many(log, 30)
             await log.append("facts.j.sched", b"\r\nPING\r\n", event_id="trap", expected=0)
-            whole = await take(log.read(Stream.FACTS), 31)
+            whole = await collect(log.read(Stream.FACTS), 31)
         async with Relay(server.port, piece=piece).running() as url, opened(url) as log:
-            assert await take(log.read(Stream.FACTS), 31) == whole
+            assert await collect(log.read(Stream.FACTS), 31) == whole
 
     asyncio.run(scenario())
 

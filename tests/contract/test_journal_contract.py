@@ -28,7 +28,7 @@ from gyre.adapters.eventlog.base import (
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
-from gyre.adapters.journal import MAX_BODY_BYTES, BodyLost, BodyUnstored, Journal
+from gyre.adapters.journal import MAX_BODY_BYTES, BodyLost, BodyUnread, BodyUnstored, Journal
 from gyre.contracts.codec import encode
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered, Segment, Span
@@ -200,15 +200,48 @@ def test_a_missing_or_damaged_body_is_named_with_its_event(run: Run) -> None:
     run(scenario)
 
 
-def test_types_are_told_without_bodies(run: Run) -> None:
+def test_who_can_do_without_a_lost_body_is_told_and_reads_on(run: Run) -> None:
+    async def scenario(log: EventLog, blobs: DirectoryBlobStore) -> None:
+        journal = Journal(log, SystemClock(), blobs)
+        sequence = await append(journal, large_call(), 0)
+        await append(journal, small("after"), sequence)
+        [blob] = stored(blobs)
+        blob.unlink()
+        told: list[BodyLost] = []
+        facts = [fact.body async for fact in journal.read(Stream.CALLS, lost=told.append)]
+        assert facts == [small("after")]
+        assert [(error.subject, error.digest) for error in told] == [(SUBJECT, blob.name)]
+
+    run(scenario)
+
+
+async def test_a_blob_store_that_fails_for_now_has_lost_nothing(tmp_path: Path) -> None:
+    log, blobs = MemoryEventLog(), DirectoryBlobStore(tmp_path / "blobs")
+    journal = Journal(log, SystemClock(), blobs)
+    await append(journal, large_call(), 0)
+    [blob] = stored(blobs)
+    away = blob.rename(tmp_path / "away")
+    blob.mkdir()
+    with pytest.raises(BodyUnread, match=blob.name):
+        await bodies(journal)
+    blob.rmdir()
+    away.rename(blob)
+    assert await bodies(journal) == [large_call()]
+
+
+def test_outlines_are_told_without_bodies(run: Run) -> None:
     async def scenario(log: EventLog, blobs: DirectoryBlobStore) -> None:
         journal = Journal(log, SystemClock(), blobs)
         sequence = await append(journal, large_call(), 0)
         await append(journal, small("gone"), sequence)
         [blob] = stored(blobs)
         blob.unlink()
-        told = [pair async for pair in journal.types(Stream.CALLS)]
-        assert told == [(SUBJECT, "call_recorded"), (SUBJECT, "call_undelivered")]
+        told = [outline async for outline in journal.outlines(Stream.CALLS, (SUBJECT,))]
+        assert [(one.subject, one.type) for one in told] == [
+            (SUBJECT, "call_recorded"),
+            (SUBJECT, "call_undelivered"),
+        ]
+        assert [one.sequence for one in told] == [sequence, await log.head(Stream.CALLS)]
 
     run(scenario)
 

@@ -16,6 +16,7 @@ import pytest
 
 from gyre.adapters.archive import read_archive
 from gyre.adapters.journal import Fact
+from gyre.contracts.alarms import AlarmsSection
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events.calls import CallRecorded
 from gyre.core.explain import (
@@ -152,7 +153,7 @@ def test_its_forks_are_the_calls_that_leave_a_path(path: Path) -> None:
             num += call.parent not in known
             known.discard(call.parent)
             known.add(call.node)
-    report = forks.report()
+    report = forks.report(AlarmsSection())
     assert report.num_forks == num == sum(row.num for row in report.rows)
     assert report.num_calls == sum(report.calls_by_role.values())
     assert report.alarms == ()

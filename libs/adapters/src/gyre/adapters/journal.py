@@ -11,7 +11,7 @@ there for whoever sees the event; a writer that dies in between leaves a blob th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -47,7 +47,29 @@ class BodyUnstored(EventLogError):
 
 
 class BodyLost(EventLogError):
-    """An event lies in the log, but its body not, or not whole, in the blob store."""
+    """An event lies in the log, but its body not, or not whole, in the blob store: it does not come
+    back. subject: the event's; digest: names the body."""
+
+    def __init__(self, message: str, *, subject: str, digest: str) -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.digest = digest
+
+
+class BodyUnread(EventLogError):
+    """The blob store failed to give an event's body; it may succeed another time."""
+
+
+Told = Callable[[BodyLost], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is known of an event without its body."""
+
+    sequence: int
+    subject: str
+    type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,40 +143,72 @@ class Journal:
         subjects: Sequence[str] = (),
         after: int = 0,
         until: int | None = None,
+        *,
+        lost: Told | None = None,
     ) -> AsyncIterator[Fact]:
-        """What lies in the log now, in order. Raises BodyLost."""
-        return self._facts(self._log.read(stream, subjects=subjects, after=after, until=until))
+        """What lies in the log now, in order. lost: told of each event whose body is, and none of
+        these is given; without it BodyLost is raised. Raises BodyUnread."""
+        events = self._log.read(stream, subjects=subjects, after=after, until=until)
+        return self._facts(events, lost)
 
-    async def types(self, stream: Stream) -> AsyncIterator[tuple[str, str]]:
-        """Subject and type of each event in the log now, in order; no body is fetched."""
-        async with aclosing(self._log.read(stream)) as events:
+    async def outlines(
+        self, stream: Stream, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[Outline]:
+        """Each event in the log now, in order, without its body: none is fetched."""
+        async with aclosing(self._log.read(stream, subjects=subjects)) as events:
             async for recorded in events:
-                yield recorded.subject, type_of(recorded.data)
+                yield Outline(
+                    sequence=recorded.sequence,
+                    subject=recorded.subject,
+                    type=type_of(recorded.data),
+                )
 
     def follow(
-        self, stream: Stream, subjects: Sequence[str] = (), after: int = 0
+        self,
+        stream: Stream,
+        subjects: Sequence[str] = (),
+        after: int = 0,
+        *,
+        lost: Told | None = None,
     ) -> AsyncIterator[Fact]:
-        """What lies in the log, then what is appended, for ever. Raises BodyLost."""
-        return self._facts(self._log.follow(stream, subjects=subjects, after=after))
+        """What lies in the log, then what is appended, for ever. lost, and what is raised: as of
+        `read`."""
+        return self._facts(self._log.follow(stream, subjects=subjects, after=after), lost)
 
-    async def _facts(self, events: AsyncGenerator[Recorded, None]) -> AsyncIterator[Fact]:
+    async def _facts(
+        self, events: AsyncGenerator[Recorded, None], lost: Told | None
+    ) -> AsyncIterator[Fact]:
         async with aclosing(events):
             async for recorded in events:
                 try:
-                    envelope = decode(recorded.data)
-                except BodyElsewhere as elsewhere:
-                    body = await self._fetch(recorded, elsewhere)
-                    envelope = decode_with_body(recorded.data, elsewhere.reference, body)
+                    envelope = await self._envelope(recorded)
+                except BodyLost as error:
+                    if lost is None:
+                        raise
+                    lost(error)
+                    continue
                 yield Fact(sequence=recorded.sequence, envelope=envelope)
+
+    async def _envelope(self, recorded: Recorded) -> Envelope:
+        try:
+            return decode(recorded.data)
+        except BodyElsewhere as elsewhere:
+            body = await self._fetch(recorded, elsewhere)
+            return decode_with_body(recorded.data, elsewhere.reference, body)
 
     async def _fetch(self, recorded: Recorded, elsewhere: BodyElsewhere) -> bytes:
         place = f"event {recorded.sequence} on {recorded.subject}, {elsewhere}"
+        digest = elsewhere.reference.digest
         if self._blobs is None:
-            raise BodyLost(f"{place}: this process reads without a blob store")
+            why = f"{place}: this process reads without a blob store"
+            raise BodyLost(why, subject=recorded.subject, digest=digest)
         try:
-            return await asyncio.to_thread(self._blobs.get, elsewhere.reference.digest)
-        except (BlobError, OSError) as error:
-            raise BodyLost(f"{place}: {error}") from error
+            return await asyncio.to_thread(self._blobs.get, digest)
+        except BlobError as error:
+            why = f"{place}: {error}"
+            raise BodyLost(why, subject=recorded.subject, digest=digest) from error
+        except OSError as error:
+            raise BodyUnread(f"{place}: {error}") from error
 
 
 async def _set_aside(blobs: BlobStore, subject: str, data: bytes) -> bytes:

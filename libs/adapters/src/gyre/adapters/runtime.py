@@ -82,7 +82,8 @@ def service_main(
     except SettingsError as error:
         sys.stderr.write(f"{service}: {error}\n")
         sys.exit(2)
-    sys.exit(run_service(main, settings, service=service, loop_factory=loop_factory))
+    name = settings.service_name or service
+    sys.exit(run_service(main, settings, service=name, loop_factory=loop_factory))
 
 
 async def _supervise(work: Coroutine[object, object, None], runtime: Runtime) -> int:

@@ -16,7 +16,11 @@ class SettingsError(Exception):
 
 
 class ServiceSettings(BaseSettings):
-    """What each service shares; a service adds its own fields in a subclass."""
+    """What each service shares; a service adds its own fields in a subclass.
+
+    service_name: of this process, in logs and of its readiness file, where several of one service
+    share a home.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="GYRE_",
@@ -31,6 +35,7 @@ class ServiceSettings(BaseSettings):
     home: Annotated[Path, AfterValidator(Path.absolute)] = Path(".gyre")
     key_secret: SecretStr
     log_level: LogLevel = "INFO"
+    service_name: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = None
 
     @property
     def run_dir(self) -> Path:

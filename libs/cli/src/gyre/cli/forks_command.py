@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gyre.cli.options import DEFAULT_HOME, Home
-from gyre.cli.runs import File, JobOrNone, open_run
+from gyre.cli.runs import File, JobOrNone, Run, open_run
+from gyre.contracts.alarms import AlarmsSection
+from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.core.forks import ForkReport, Forks
 
 console = Console()
@@ -47,9 +49,18 @@ def forks(
 async def _forks(job: str | None, home: Path, file: Path | None) -> tuple[str, ForkReport]:
     async with open_run(job, home, file) as run:
         counted = Forks()
+        limits = await _limits(run)
         async for fact in run.calls():
             counted.fold(fact.body)
-        return run.job, counted.report()
+        return run.job, counted.report(limits)
+
+
+async def _limits(run: Run) -> AlarmsSection:
+    """The job's own; the defaults where the run does not hold its job."""
+    async for fact in run.facts():
+        if isinstance(fact.body, JobSubmitted):
+            return fact.body.spec.alarms
+    return AlarmsSection()
 
 
 def summary_line(report: ForkReport) -> str:

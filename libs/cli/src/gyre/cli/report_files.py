@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from gyre.cli.report_switches import switches_html
 from gyre.core.report import RunReport, Score
 
 _STYLE = (
@@ -102,18 +103,19 @@ def _page(report: RunReport, summary: dict[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(key)}</td><td>{html.escape(_value(value))}</td></tr>"
         for key, value in summary.items()
+        if key != "switches"
     )
     figures = "".join(f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items())
     title = html.escape(f"Gyre run {report.job}")
     speeds = summary["emulation"]
     emulated = f"<p>Emulated speeds: {emulation_in_words(speeds)}.</p>" if speeds else ""
-    measured = _measured(report)
+    sections = f"{emulated}{_measured(report)}{switches_html(report)}{figures}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>Held-out reward before: "
         f"{html.escape(_score(report.heldout('heldout_before')))}, after: "
         f"{html.escape(_score(report.heldout('heldout_after')))} (standard error of the mean).</p>"
-        f"{emulated}{measured}{figures}<h2>Figures</h2><table>{rows}</table></body></html>\n"
+        f"{sections}<h2>Figures</h2><table>{rows}</table></body></html>\n"
     )
 
 

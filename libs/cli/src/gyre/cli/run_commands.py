@@ -19,6 +19,7 @@ from gyre.cli.forks_command import alarm_lines
 from gyre.cli.instants import Cut, parse_instant
 from gyre.cli.options import DEFAULT_HOME, Home
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
+from gyre.cli.report_switches import switches_table
 from gyre.cli.runs import File, JobOrNone, Run, fold_report, open_run
 from gyre.core.explain import Difference, Recheck, RunClock, RunTimes, waiting_for
 from gyre.core.report import RunReport
@@ -123,13 +124,19 @@ def report(
     home: Home = DEFAULT_HOME,
     file: File = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write to.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json instead.")] = False,
 ) -> None:
     """Write report.json and report.html of a job and print its outcome."""
     folded = asyncio.run(_report(job, home, file))
     directory = out or Path("out") / folded.job
-    write_report(folded, directory)
+    summary = write_report(folded, directory)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+        return
     console.print(summary_table(folded))
-    for line in alarm_lines(folded.forks.report()):
+    if folded.switches.rows:
+        console.print(switches_table(folded))
+    for line in alarm_lines(folded.fork_report()):
         typer.echo(line)
     console.print(f"report: {directory / 'report.html'}", highlight=False)
 

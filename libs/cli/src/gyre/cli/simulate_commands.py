@@ -19,7 +19,7 @@ from gyre.cli.options import DEFAULT_HOME
 from gyre.cli.paper_reports import report_ablation, report_speedups
 from gyre.cli.simulation_plots import checked_plot, plot
 from gyre.cli.traces import read_trace
-from gyre.contracts.job import PolicyName
+from gyre.contracts.schedule import PolicyName
 from gyre.core.scheduling.policies import POLICIES
 from gyre.simulator import StalledError
 from gyre.simulator.outcome import Outcome

@@ -10,6 +10,7 @@ Then exactly one of these is its disposition:
 | the evaluator failed, budget spent | excluded: out of training and out of the baseline |
 | no committed call after an infrastructure failure | placeholder: reward 0, L_i = 0 |
 | ended by the scheduler (cancelled, surplus, dropped), queued or running | excluded |
+| a record of its calls is lost: what was scored would not be known | excluded |
 
 `decide` reads neither time spent by the harness, nor length, nor exit status: how an execution
 ended selects a class, never a reward.
@@ -96,17 +97,20 @@ def evolve(state: Pending, body: Body, *, time: float, sequence: int) -> Pending
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSummary:
     """Committed calls of an execution. num_committed: by attempt; tip: the node that the attempt's
-    last committed call sampled, by attempt."""
+    last committed call sampled, by attempt. lost: why not all of them can be told, "" if they
+    are."""
 
     num_committed: Mapping[int, int] = field(default_factory=dict)
     tip: Mapping[int, str] = field(default_factory=dict)
+    lost: str = ""
 
     def with_call(self, call: CallRecorded) -> CallSummary:
         """The summary after one more call; only a committed one counts."""
         if call.outcome != "committed":
             return self
         count = self.num_committed.get(call.attempt, 0) + 1
-        return CallSummary(
+        return replace(
+            self,
             num_committed={**self.num_committed, call.attempt: count},
             tip={**self.tip, call.attempt: call.node},
         )
@@ -153,6 +157,8 @@ def decide(
         return ExecutionExcluded(execution=state.execution, reason="cancelled")
     if end.reason in ENDED_BY_SCHEDULER:
         return ExecutionExcluded(execution=state.execution, reason=end.reason)
+    if calls.lost:
+        return ExecutionExcluded(execution=state.execution, reason=calls.lost)
     attempt = _attempt_to_score(state, end, calls)
     if attempt is None:
         return PlaceholderScored(execution=state.execution, reason="no evaluable work")

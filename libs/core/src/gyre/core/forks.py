@@ -1,28 +1,21 @@
-"""Forks of a run's calls, counted, and when their number is a reason for an alarm.
+"""Forks and tool calls of a run, counted, and when their numbers are a reason for an alarm.
 
 A fork is a call that does not go on where an earlier one of its execution ended; its reasons are in
-`gyre.core.matching.reasons`. Pure: a fold over recorded calls.
+`gyre.core.matching.reasons`. Pure: a fold over recorded calls. The limits are the job's (`alarms`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gyre.contracts.alarms import AlarmsSection
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, RequestRole
 from gyre.core.matching.echoes import tools_key
 from gyre.core.matching.reasons import EXPLAINED
 
-# Share of calls that are forks without an explanation, above which something is wrong: a client
-# that changes its history in a way the matcher does not know does so in most calls, while one that
-# drops or edits a turn now and then stays far below.
-UNEXPLAINED_ALARM = 0.02
-# With fewer calls a single fork would be above it.
-UNEXPLAINED_MIN_CALLS = 50
-# So many executions in a row that were offered tools and used none: the family's parser does not
-# read what this model writes, or the model has never learnt to call.
-NO_TOOL_CALLS_ALARM = 16
 # Executions named in a report.
 NUM_WORST = 5
 
@@ -53,14 +46,17 @@ class ReasonRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkReport:
-    """unexplained_share: of all calls, 0 without calls. worst: executions with the most unexplained
-    forks, then the most forks. alarms: one line each."""
+    """unexplained_share: of all calls, 0 without calls. num_calling: calls that call tools, well or
+    not; num_malformed: those of them with a tool call that could not be read. worst: executions
+    with the most unexplained forks, then the most forks. alarms: one line each."""
 
     num_calls: int
     calls_by_role: dict[RequestRole, int]
     num_forks: int
     num_unexplained: int
     unexplained_share: float
+    num_calling: int
+    num_malformed: int
     rows: tuple[ReasonRow, ...]
     worst: tuple[ExecutionForks, ...]
     alarms: tuple[str, ...]
@@ -73,6 +69,8 @@ class Forks:
     executions: dict[str, ExecutionForks] = field(default_factory=dict)
     calls_by_role: Counter[RequestRole] = field(default_factory=Counter)
     reasons: Counter[tuple[str, RequestRole]] = field(default_factory=Counter)
+    num_calling: int = 0
+    num_malformed: int = 0
     without_tool_calls: int = 0
 
     def fold(self, event: Body) -> None:
@@ -85,7 +83,7 @@ class Forks:
             case _:
                 return
 
-    def report(self) -> ForkReport:
+    def report(self, limits: AlarmsSection) -> ForkReport:
         """What was counted so far."""
         num_calls = self.calls_by_role.total()
         num_forks = self.reasons.total()
@@ -101,9 +99,11 @@ class Forks:
             num_forks=num_forks,
             num_unexplained=unexplained,
             unexplained_share=share,
+            num_calling=self.num_calling,
+            num_malformed=self.num_malformed,
             rows=self._rows(),
             worst=tuple(worst[:NUM_WORST]),
-            alarms=tuple(self._alarms(num_calls, unexplained)),
+            alarms=tuple(self._alarms(limits, num_calls, unexplained)),
         )
 
     def _call(self, call: CallRecorded) -> None:
@@ -111,6 +111,8 @@ class Forks:
         one.num_calls += 1
         one.num_tool_calls += call.num_tool_calls
         one.offered = one.offered or _offers_tools(call)
+        self.num_calling += bool(call.num_tool_calls or call.num_malformed_tool_calls)
+        self.num_malformed += bool(call.num_malformed_tool_calls)
         self.calls_by_role[call.request_role] += 1
         if call.fork_reason is not None:
             one.num_forks += 1
@@ -139,20 +141,26 @@ class Forks:
         ]
         return tuple(sorted(rows, key=lambda row: (row.explained, -row.num, row.reason)))
 
-    def _alarms(self, num_calls: int, unexplained: int) -> list[str]:
-        alarms = []
-        if num_calls >= UNEXPLAINED_MIN_CALLS and unexplained > UNEXPLAINED_ALARM * num_calls:
-            alarms.append(
+    def _alarms(self, limits: AlarmsSection, num_calls: int, unexplained: int) -> Iterator[str]:
+        least = limits.min_calls
+        if num_calls >= least and unexplained > limits.unexplained_forks * num_calls:
+            yield (
                 f"{unexplained} of {num_calls} calls ({unexplained / num_calls:.1%}) fork without "
-                f"an explanation, more than {UNEXPLAINED_ALARM:.0%}: tokens are read again and "
-                "paths are cut; `gyre forks` names the executions"
+                f"an explanation, more than {limits.unexplained_forks:.0%}: tokens are read again "
+                "and paths are cut; `gyre forks` names the executions"
             )
-        if self.without_tool_calls >= NO_TOOL_CALLS_ALARM:
-            alarms.append(
+        calling, malformed = self.num_calling, self.num_malformed
+        if calling >= least and malformed > limits.malformed_calls * calling:
+            yield (
+                f"{malformed} of {calling} calls that call tools ({malformed / calling:.1%}) have "
+                f"one that could not be read, more than {limits.malformed_calls:.0%}: does the "
+                "model's family fit?"
+            )
+        if self.without_tool_calls >= limits.executions_without_tool_calls:
+            yield (
                 f"the last {self.without_tool_calls} executions that were offered tools made no "
                 "tool call: does the model's family fit, has it learnt to call tools?"
             )
-        return alarms
 
 
 def _offers_tools(call: CallRecorded) -> bool:

@@ -57,3 +57,19 @@ class Message(Struct, frozen=True, kw_only=True, gc=False):
             tool_call_id=tool_call_id,
             reasoning=reasoning,
         )
+
+
+# What a message costs beside its text, to match, to encode and to record, however short it is: some
+# 0.2 ms, in which 1,000 characters are encoded.
+MESSAGE_CHARS = 1000
+
+
+def num_chars(messages: Iterable[Message]) -> int:
+    """What the messages cost when they are new: characters of what they say, and MESSAGE_CHARS for
+    each."""
+    num = 0
+    for message in messages:
+        num += MESSAGE_CHARS + len(message.content)
+        for call in message.tool_calls:
+            num += len(call.arguments)
+    return num

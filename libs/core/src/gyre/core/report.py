@@ -19,10 +19,11 @@ from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import CellsSection, EmulationSection
 from gyre.core.execution import ENDED_BY_SCHEDULER
-from gyre.core.forks import Forks
+from gyre.core.forks import ForkReport, Forks
 from gyre.core.scheduling import JobState, evolve, ledger
 from gyre.core.selection import Selection
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
+from gyre.core.switches import Switches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,11 @@ class RunReport:
     num_malformed: int = 0
     num_role_changes: int = 0
     sampled_tokens: int = 0
-    switches_with_moves: int = 0
     rerouted: set[str] = field(default_factory=set)
     trained_cells: set[int] = field(default_factory=set)
     selection: Selection = field(default_factory=Selection)
     forks: Forks = field(default_factory=Forks)
+    switches: Switches = field(default_factory=Switches)
     _phase_of: dict[str, str] = field(default_factory=dict)
     _heldout: dict[str, dict[str, float | None]] = field(default_factory=dict)
     _group_rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class RunReport:
         body, time = envelope.body, envelope.time
         evolve(self.state, sequence, body)
         self.selection.fold(body)
+        self.switches.fold_fact(body, time)
         self.started_at = time if self.started_at is None else self.started_at
         self.ended_at = time
         match body:
@@ -113,7 +115,6 @@ class RunReport:
                 self.num_role_changes += 1
                 self.roles.append((time, body.cell, body.role))
             case sched.TransitionStarted():
-                self.switches_with_moves += bool(body.moves)
                 self.roles.append((time, body.cell, "switching"))
             case sched.CellLost() | sched.CellReleased():
                 self.roles.append((time, body.cell, "offline"))
@@ -132,6 +133,7 @@ class RunReport:
 
     def fold_call(self, envelope: Envelope) -> None:
         self.forks.fold(envelope.body)
+        self.switches.fold_call(envelope)
         match envelope.body:
             case call_events.CallRecorded() as call:
                 self.num_calls += 1
@@ -147,6 +149,10 @@ class RunReport:
                 self.failures["call undelivered"] += 1
             case _:
                 pass
+
+    def fork_report(self) -> ForkReport:
+        """Forks and tool calls so far, by the job's own limits."""
+        return self.forks.report(self.state.required_spec.alarms)
 
     def measurements(self) -> list[tuple[int, Score]]:
         """(version, score) of each held-out measurement made while the job trained."""
@@ -176,7 +182,7 @@ class RunReport:
         schedule = self.state.required_spec.schedule
         before, after = self.heldout("heldout_before"), self.heldout("heldout_after")
         staleness = mean_staleness(self.state.groups.values())
-        forks = self.forks.report()
+        forks = self.fork_report()
         return {
             "job": self.job,
             "status": self.state.status,
@@ -200,6 +206,7 @@ class RunReport:
             "unexplained_fork_share": forks.unexplained_share,
             "alarms": list(forks.alarms),
             "role_changes": self.num_role_changes,
+            "switches": self.switches.summary(self.started_at or 0.0),
             "cells_that_trained": sorted(self.trained_cells),
             "mean_staleness": staleness,
             "expected_staleness": expected_staleness(schedule.phi, schedule.mu),

@@ -54,10 +54,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """Whom one fact concerns: executions with a new route, cells whose engine came or went."""
+    """Whom one fact concerns: executions with a new route, cells whose engine came or went. left:
+    the engine that they were routed to, if it lives on and only takes no calls any more."""
 
     executions: tuple[str, ...] = ()
     cells: tuple[int, ...] = ()
+    left: Engine | None = None
 
 
 _NOTHING = Changed()
@@ -90,9 +92,9 @@ class Routes:
                 return self._route({order.execution: order.cell for order in fact.orders})
             case TransitionStarted():
                 # Capacity leaves with the decision: the cell takes no call until it is back.
-                self._engines.pop((job, fact.cell), None)
+                left = self._engines.pop((job, fact.cell), None)
                 moved = self._route({move.execution: move.destination for move in fact.moves})
-                return replace(moved, cells=(fact.cell,))
+                return replace(moved, cells=(fact.cell,), left=left)
             case CellLost() | CellReleased():
                 self._engines.pop((job, fact.cell), None)
                 moved = self._route({move.execution: move.destination for move in fact.moves})

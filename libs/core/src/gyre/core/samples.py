@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from gyre.contracts.events.calls import Span
 from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit
-from gyre.core.tree import Node, Tree
+from gyre.core.tree import Tree
+from gyre.core.tree_nodes import Node
 
 
 class SampleError(Exception):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from gyre.contracts.job import JobSpec, PolicyName, ScheduleSection
+from gyre.contracts.job import JobSpec
+from gyre.contracts.schedule import PolicyName, ScheduleSection
 from gyre.simulator.engine import StalledError
 from gyre.simulator.planfile import PlanSection
 from gyre.simulator.spec import NodesSection, SpecError, job_spec

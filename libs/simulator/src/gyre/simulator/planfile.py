@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gyre.contracts.job import JobSpec, ScheduleSection
+from gyre.contracts.job import JobSpec
+from gyre.contracts.schedule import ScheduleSection
 from gyre.simulator.spec import (
     Model,
     SpecError,

@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gyre.contracts.job import JobSpec, PolicyName
+from gyre.contracts.job import JobSpec
+from gyre.contracts.schedule import FIXED_SPLIT, PolicyName
 from gyre.simulator.speeds import Speeds
 from gyre.simulator.workload import Drawn, Lognormal, Training
 
@@ -177,10 +178,11 @@ class SimulationSpec(_Section):
         )
 
     def _schedule(self, policy: PolicyName | None) -> dict[str, Any]:
-        """`training_cells` belongs to async alone: it may stand in the file for when that runs."""
+        """`training_cells` belongs to a fixed split alone: it may stand in the file for when that
+        runs."""
         chosen = policy or self.schedule.get("policy", "gyre")
         merged = {**self.schedule, "policy": chosen, **self.policies.get(chosen, {})}
-        if chosen != "async":
+        if chosen not in FIXED_SPLIT:
             merged.pop("training_cells", None)
         return merged
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyre.contracts.job import JobSpec
+from gyre.contracts.schedule import FIXED_SPLIT
 from gyre.simulator.spec import SpecError, checked, without_deadlines
 from gyre.simulator.summary import Summary, simulate_job, summarize
 from gyre.simulator.trace import Trace
@@ -53,7 +54,7 @@ def changed_spec(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
             raise SpecError(f"{name}: no field of the job file's {' or '.join(_SECTIONS)}")
         raw[section][key] = value
     policy = raw["schedule"]["policy"]
-    if policy != "async" and "schedule.training_cells" not in changes:
+    if policy not in FIXED_SPLIT and "schedule.training_cells" not in changes:
         raw["schedule"]["training_cells"] = None
     if "cells.count" in changes and "cells.each_capacity" not in changes:
         raw["cells"]["each_capacity"] = ()

@@ -14,7 +14,7 @@ from gyre.adapters.blobs import BlobError, BlobStore
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog import SequenceConflict, Stream
 from gyre.adapters.failpoints import failpoint
-from gyre.adapters.journal import Journal
+from gyre.adapters.journal import BodyLost, Journal
 from gyre.adapters.logging import bind, get_logger
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
@@ -83,9 +83,15 @@ class Handler:
         if state.sealed is None or state.sealed.num_calls == 0:
             return summary
         subject = subjects.calls(state.job, state.execution)
-        async for fact in self._journal.read(Stream.CALLS, (subject,), until=state.sealed.last_seq):
-            if isinstance(fact.body, CallRecorded):
-                summary = summary.with_call(fact.body)
+        try:
+            async for fact in self._journal.read(
+                Stream.CALLS, (subject,), until=state.sealed.last_seq
+            ):
+                if isinstance(fact.body, CallRecorded):
+                    summary = summary.with_call(fact.body)
+        except BodyLost as error:
+            get_logger().error("calls_lost", error=str(error))
+            return CallSummary(lost=f"a record of its calls is lost: blob {error.digest}")
         return summary
 
     async def _evaluate(self, evaluation: Evaluation) -> None:

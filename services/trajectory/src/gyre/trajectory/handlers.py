@@ -66,7 +66,7 @@ class Trajectories:
         self.jobs: dict[str, Job] = {}
         self._journal = journal
         self._blobs = blobs
-        self._inbox = Inbox(journal)
+        self._inbox = Inbox(journal, self.trees.lose)
         self._restless: set[str] = set()
         self._folded = dict.fromkeys(Stream, 0)
 
@@ -95,7 +95,9 @@ class Trajectories:
         async for fact in self._journal.read(Stream.FACTS, until=facts_head):
             self.fold(Incoming(stream=Stream.FACTS, fact=fact))
         for open_calls in self._open_calls():
-            async for fact in self._journal.read(Stream.CALLS, open_calls, until=calls_head):
+            async for fact in self._journal.read(
+                Stream.CALLS, open_calls, until=calls_head, lost=self.trees.lose
+            ):
                 self.fold(Incoming(stream=Stream.CALLS, fact=fact))
         self._folded = {**self._folded, Stream.FACTS: facts_head, Stream.CALLS: calls_head}
 

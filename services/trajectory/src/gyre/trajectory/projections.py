@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.journal import BodyLost, Fact, Journal
 from gyre.adapters.logging import get_logger
 from gyre.adapters.postgres import DatabaseError, Projector
 
@@ -113,6 +113,12 @@ class _Reader:
     async def _read(
         self, journal: Journal, stream: Stream, subjects: Sequence[str], after: int
     ) -> None:
-        async with aclosing(journal.follow(stream, subjects, after)) as facts:  # type: ignore[type-var]
+        events = journal.follow(stream, subjects, after, lost=_passed_over)
+        async with aclosing(events) as facts:  # type: ignore[type-var]
             async for fact in facts:
                 await self._queue.put(fact)
+
+
+def _passed_over(error: BodyLost) -> None:
+    """Rows that hang on the lost event's are not made either, and said to be damaged."""
+    get_logger().error("event_lost", error=str(error))

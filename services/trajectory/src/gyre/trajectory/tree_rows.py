@@ -17,7 +17,7 @@ from gyre.adapters.journal import Fact
 from gyre.adapters.logging import get_logger
 from gyre.adapters.tables import logprob_bytes, token_bytes, tree_nodes
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered
-from gyre.core.tree import ASSISTANT
+from gyre.core.tree_nodes import ASSISTANT
 
 EXTERNAL = "external"
 _TOKEN_BYTES = 4

@@ -1,6 +1,7 @@
 """One tree per execution, in memory from its first call until nothing of it is left to train.
 
 - `fold` adds an event; a call that does not fit marks the execution as damaged, and it alone.
+- `lose` does so for a call whose body is lost.
 - `sealed` answers from memory, or reads the execution's calls from the log again: after a restore,
   or when a batch goes on after a restart.
 - `drop` forgets a tree; the log still has it.
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.journal import Journal
+from gyre.adapters.journal import BodyLost, Journal
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
@@ -39,9 +40,11 @@ class Trees:
         try:
             _evolve(tree, body)
         except TreeError as error:
-            get_logger().error("tree_damaged", execution=execution, error=str(error))
-            self._damaged[execution] = str(error)
-            del self._trees[execution]
+            self._damage(execution, error)
+
+    def lose(self, error: BodyLost) -> None:
+        """An event of an execution's calls will never be folded."""
+        self._damage(error.subject.rpartition(".")[2], error)
 
     def drop(self, executions: Iterable[str]) -> None:
         for execution in executions:
@@ -60,11 +63,19 @@ class Trees:
     async def _read(self, job: str, execution: str) -> Tree:
         tree = Tree()
         subject = subjects.calls(job, execution)
-        async for fact in self._journal.read(Stream.CALLS, (subject,)):
-            _evolve(tree, fact.body)
+        try:
+            async for fact in self._journal.read(Stream.CALLS, (subject,)):
+                _evolve(tree, fact.body)
+        except BodyLost as error:
+            raise TreeError(str(error)) from error
         if not tree.sealed:
             raise TreeError(f"the calls of {execution} are not sealed")
         return tree
+
+    def _damage(self, execution: str, error: Exception) -> None:
+        get_logger().error("tree_damaged", execution=execution, error=str(error))
+        self._damaged[execution] = str(error)
+        self._trees.pop(execution, None)
 
 
 def _evolve(tree: Tree, body: Body) -> None:

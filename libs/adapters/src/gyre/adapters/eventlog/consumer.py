@@ -31,7 +31,8 @@ class ConsumerBroken(Unavailable):
 class Consumer:
     """Events of one stream after a sequence, checked for gaps as they are parsed.
 
-    Owns its wire. `limit` is the last sequence to hand out, None = go on for ever.
+    Owns its wire. `limit` is the last sequence to hand out, None = go on for ever. `heard` is when
+    the server last said something, an event or that there is none, on the event loop's clock.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Consumer:
         self._stream = stream
         self._filtered = filtered
         self.limit = limit
+        self.heard = 0.0
         self._name = ""
         self._last = after
         self._consumer_sequence = 0
@@ -142,6 +144,7 @@ class Consumer:
     def _on_message(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         if self._finished or self._failure is not None:
             return
+        self.heard = asyncio.get_running_loop().time()
         if headers.startswith(b"NATS/1.0 "):
             self._on_status(reply, headers)
             return

@@ -91,6 +91,7 @@ class JetStreamReader:
         give_up = loop.time() + self._patience_s
         try:
             while True:
+                consumer = None
                 try:
                     wire = await link.wire()
                     consumer = await Consumer.open(
@@ -109,6 +110,9 @@ class JetStreamReader:
                     log.warning(
                         "reader_interrupted", stream=stream.value, after=last, error=str(error)
                     )
+                    # Events may be rare: what counts is how long there was no sign of the log.
+                    if consumer is not None and consumer.heard + self._patience_s > give_up:
+                        pause, give_up = FIRST_PAUSE_S, consumer.heard + self._patience_s
                     if loop.time() > give_up:
                         raise EventLogError(
                             f"{stream.value}: {error}, for {self._patience_s:g} s"

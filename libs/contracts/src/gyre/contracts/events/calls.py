@@ -35,6 +35,23 @@ class Span(Part):
     cell: int
 
 
+class Moved(Part):
+    """The route changed between two calls, and with it the cache that a path's next call meets.
+
+    tokens_at_source: of the call's context, what the engine of `source` held when the path's last
+    call ended. Of them tokens_migrated were copied before the call began, in migration_s, and
+    tokens_prefilled_again were computed by the call, at `destination`. What is neither was in its
+    cache before.
+    """
+
+    source: int
+    destination: int
+    tokens_at_source: int
+    tokens_migrated: int = 0
+    tokens_prefilled_again: int = 0
+    migration_s: float = 0.0
+
+
 @event
 class CallRecorded(Body):
     """One model request, token exact. Committed once this event is acknowledged.
@@ -50,6 +67,8 @@ class CallRecorded(Body):
     None where there was none.
     agent, parent_agent: the harness's names of the sub-agent that asked and of the agent that
     started it; None for the main agent, and where the harness does not say.
+    moved: what a change of the route since the path's last call cost; None where there was none, or
+    where the weights had changed meanwhile, so that no cache was worth anything.
     fork_reason: why this request did not continue the path of an earlier one; None when it did.
     """
 
@@ -83,6 +102,7 @@ class CallRecorded(Body):
     first_token_s: float | None = None
     agent: str | None = None
     parent_agent: str | None = None
+    moved: Moved | None = None
 
 
 @event
@@ -91,7 +111,8 @@ class CallRerouted(Body):
 
     Of its context with the tokens kept: tokens_migrated have their cache entries from the source,
     copied in migration_s; tokens_prefilled_again were computed at the destination, by its own
-    count, 0 where it sampled nothing. What is neither was in its cache before.
+    count, 0 where it sampled nothing. What is neither was in its cache before. num_cached_tokens:
+    what it did not have to compute; None where it sampled nothing, and in events without it.
     """
 
     TYPE: ClassVar[str] = "call_rerouted"
@@ -104,6 +125,7 @@ class CallRerouted(Body):
     tokens_migrated: int = 0
     tokens_prefilled_again: int = 0
     migration_s: float = 0.0
+    num_cached_tokens: int | None = None
 
 
 @event
@@ -119,9 +141,11 @@ class CallUndelivered(Body):
 @event
 class CallsSealed(Body):
     """Nothing of this execution follows. num_calls: call_recorded events; last_seq: stream sequence
-    of the last event before this one on the subject, 0 if none."""
+    of the last event before this one on the subject, 0 if none. unused: of each path whose cache
+    was copied to another cell after its last call, what that cost; nobody has used it."""
 
     TYPE: ClassVar[str] = "calls_sealed"
     execution: str
     num_calls: int
     last_seq: int
+    unused: tuple[Moved, ...] = ()

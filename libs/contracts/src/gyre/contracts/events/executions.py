@@ -25,13 +25,15 @@ class Started(Body):
 @event
 class AttemptStarted(Body):
     """attempt counts from 1. key_id: public part of the key made for this attempt; never the key.
-    workspace: path below the stack's workspaces directory."""
+    workspace: path below the stack's workspaces directory. proxy: the URL of the one of several
+    that the execution is to belong to; None where there is one."""
 
     TYPE: ClassVar[str] = "attempt_started"
     execution: str
     attempt: int
     key_id: str
     workspace: str
+    proxy: str | None = None
 
 
 @event

@@ -48,6 +48,8 @@ def _fold(state: CellState, sequence: int, subject: str, body: Body) -> None:
         handler = _HANDLERS.get(type(body))
         if handler is not None:
             handler(state, body)
+    if isinstance(body, sched.TransitionStarted) and body.cell == state.cell:
+        state.switch, state.num_moved = sequence, len(body.moves)
     if state.batch is not None and subject.endswith(f".batch.{state.batch.batch}.claims"):
         state.batch.claims_sequence = sequence
 

@@ -70,6 +70,7 @@ class CellState:
     orphaned: what was trained since the last checkpoint is given up; `restored` says what follows.
     others: running jobs that I have no part in, by id, so that I can join one in its middle.
     transition: a transition_started into training that my role_changed has not answered yet.
+    switch, num_moved: the last one's log sequence, and how many executions it moved away from me.
     leaving: the burst ended and I go back to rollout, with weights of at least leave_version.
     trainers: cells whose trainer is up. ready: cells that wait to connect to the world.
     doomed: one of the world's trainers is dead or has lost it: nobody connects to it any more.
@@ -95,6 +96,8 @@ class CellState:
     engine_reported: bool = False
     trainer_reported: bool = False
     transition: bool = False
+    switch: int = 0
+    num_moved: int = 0
     leaving: bool = False
     leave_version: Version = (1, 0)
     burst_over: bool = False

@@ -18,17 +18,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from gyre.contracts.events.calls import CallRecorded, RequestRole, Segment
 from gyre.core.matching.echoes import assistant_key, head_keys, input_keys, tools_key
 from gyre.core.matching.encoder import CannotBridge, Encoder, Tokens, Tools
 from gyre.core.matching.inputs import InputRun, Keys, KnownInputs
 from gyre.core.matching.reasons import ForkReasons, is_head
+from gyre.core.matching.trail import Changes, Trail
 from gyre.core.matching.turns import SentTurn, SentTurns
-from gyre.core.matching.walk import Opening, Plan, Walk
+from gyre.core.matching.walk import (
+    Opening,
+    Plan,
+    Walk,
+    opening_of,
+    placed,
+    role_before,
+    segments_to,
+    told_turn,
+    turn_opening,
+)
 from gyre.core.messages import Message
-from gyre.core.tree import ASSISTANT, GENERATION, Tree, node_id
+from gyre.core.tree import Tree
+from gyre.core.tree_nodes import ASSISTANT, GENERATION, node_id
 
 
 class Matcher:
@@ -45,6 +55,7 @@ class Matcher:
         self._turns = SentTurns(tree)
         self._reasons = ForkReasons(tree)
         self._recorded: set[str] = set(tree.nodes)
+        self._changes = Changes()
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> Opening:
         """How a request begins: what its origin may be read from before it is planned."""
@@ -69,10 +80,11 @@ class Matcher:
         request_role: RequestRole = "main",
         agent: str | None = None,
         opening: Opening | None = None,
+        trail: Trail | None = None,
     ) -> Plan:
         """Finds or makes the path to sample from. Encodes what is not known: O(new content).
 
-        opening: of these messages and tools, if it was asked for.
+        opening: of these messages and tools, if it was asked for. trail: of this walk, to be made.
         """
         walk = Walk(
             attempt=attempt,
@@ -80,13 +92,18 @@ class Matcher:
             agent=agent,
             opening=opening or self.opening(messages, tools),
             encoder=encoder,
+            trail=trail,
         )
         position = self._walk_head(walk, messages, tools)
+        position = self._follow(walk, messages) or position
         while position < len(messages):
             message = messages[position]
+            walk.look(self.tree)
             if message.role == "assistant":
                 self._walk_turn(walk, message)
                 position += 1
+                if walk.trail is not None and walk.is_known:
+                    walk.trail.mark(position, walk.cursor)
             elif (known := self._alone(walk, messages, position)) is not None:
                 walk.cursor = known
                 position += 1
@@ -100,6 +117,15 @@ class Matcher:
             added=tuple(walk.added),
         )
 
+    def _follow(self, walk: Walk, messages: Sequence[Message]) -> int:
+        """Goes where an earlier walk of the same messages went; returns the position after them."""
+        trail = walk.trail
+        mark = None if trail is None else trail.begin(self._changes, self.tree, walk.cursor)
+        if mark is None:
+            return 0
+        walk.cursor, walk.turn = mark.cursor, messages[mark.num_messages - 1]
+        return mark.num_messages
+
     def undo(self, plan: Plan) -> None:
         """The request will not be asked: what only it brought is gone from the tree."""
         for identity in reversed(plan.added):
@@ -108,30 +134,20 @@ class Matcher:
                 return
             if node.known_by:
                 self._inputs.forget(node.parent, node.known_by)
+                self._changes.at(node.parent)
             self.tree.discard(identity)
 
     def sent(self, node: str, turn: SentTurn) -> None:
         """The sampled `node` went to the client as `turn`: its echo will match."""
+        opening = self.tree.node(node).parent
+        if opening is not None:
+            self._changes.at(self.tree.node(opening).parent)
         self._turns.add(node, turn)
 
     def unrecorded(self, node: str) -> tuple[str | None, tuple[Segment, ...]]:
         """What a call sampled at `node` must tell the log: the parent that the log knows, and the
         segments from there to `node`, included."""
-        segments = []
-        cursor: str | None = node
-        while cursor is not None and cursor not in self._recorded:
-            step = self.tree.node(cursor)
-            segments.append(
-                Segment(
-                    node=step.id,
-                    parent=step.parent,
-                    role=step.role,
-                    token_ids=tuple(step.token_ids),
-                    known_by=tuple(key.hex() for key in step.known_by),
-                )
-            )
-            cursor = step.parent
-        return cursor, tuple(reversed(segments))
+        return segments_to(self.tree, self._recorded, node)
 
     def recorded(self, call: CallRecorded) -> None:
         """The log has `call`: folds it into the tree."""
@@ -169,11 +185,12 @@ class Matcher:
             end += 1
         run = InputRun(messages[start:end])
         while run:
+            walk.look(self.tree)
             known = self._inputs.step(walk.cursor, run)
             if known is None:
                 known = self._pass_blank(walk, run)
             if known is None:
-                self._encode(walk, [self._placed(walk, message) for message in run.rest()])
+                self._encode(walk, [placed(self._turns, walk, message) for message in run.rest()])
                 break
             walk.cursor = known
         return end
@@ -183,6 +200,7 @@ class Matcher:
         behind one that the run goes on to."""
         blank = self._turns.blank_at(walk.cursor)
         if blank:
+            walk.is_known = False
             walk.turn = Message(role="assistant", content="")
         for turn in blank:
             known = self._inputs.step(turn, run)
@@ -190,48 +208,40 @@ class Matcher:
                 return known
         return blank[0] if blank else None
 
-    def _placed(self, walk: Walk, message: Message) -> Message:
-        """A tool's result with the place of its call, for templates that tell it by that."""
-        if message.role != "tool":
-            return message
-        place = self._turns.place(message.tool_call_id)
-        if place is None and walk.turn is not None:
-            ids = [call.id for call in walk.turn.tool_calls]
-            place = ids.index(message.tool_call_id) if message.tool_call_id in ids else None
-        return replace(message, call=place)
-
     def _encode(self, walk: Walk, messages: Sequence[Message]) -> None:
-        """New inputs below the cursor, a node a message; results that follow each other are one,
-        since templates tell them together."""
+        """New inputs below the cursor, a node a message. Those that are told together are one:
+        results that follow each other, and what the encoder tells within the one before it."""
+        walk.is_known = False
         encoded = self._tokens(walk, messages)
         start = 0
         while start < len(messages):
             end = start + 1
-            if messages[start].role == "tool":
-                while end < len(messages) and messages[end].role == "tool":
-                    end += 1
+            while end < len(messages) and (
+                not encoded[end] or messages[end].role == messages[end - 1].role == "tool"
+            ):
+                end += 1
             keys: Keys = ()
             tokens = array("i")
             for message, part in zip(messages[start:end], encoded[start:end], strict=True):
                 keys += input_keys(message)
                 tokens += part
-            self._add(walk, keys, messages[start].role, tokens)
+            self._add(walk, keys, messages[end - 1].role, tokens)
             start = end
 
     def _tokens(self, walk: Walk, messages: Sequence[Message]) -> list[Tokens]:
         before = None if walk.cursor is None else self.tree.node(walk.cursor)
         if before is None or before.role != ASSISTANT:
-            return walk.encoder.inputs(messages)
+            return walk.encoder.inputs(messages, after=role_before(self.tree, walk))
+        turn, opening = before.token_ids, opening_of(self.tree, before)
         try:
-            return walk.encoder.inputs_after_turn(before.token_ids, messages)
+            return walk.encoder.inputs_after_turn(turn, messages, opening=opening)
         except CannotBridge:
-            opening = None if before.sampled is None else before.parent
-            if opening is None:
+            if before.sampled is None or before.parent is None:
                 raise
-            self._retell(walk, opening)
+            self._retell(walk, before.parent)
         assert walk.cursor is not None
         told = self.tree.node(walk.cursor).token_ids
-        return walk.encoder.inputs_after_turn(told, messages)
+        return walk.encoder.inputs_after_turn(told, messages, opening=array("i"))
 
     def _retell(self, walk: Walk, opening: str) -> None:
         """Puts the turn that was sampled at `opening` beside itself, as the template tells it."""
@@ -242,10 +252,8 @@ class Matcher:
         if known is not None:
             walk.cursor = known
             return
-        lead = self._turn_end(walk)
         walk.left, walk.reason = True, walk.reason or "template"
-        told = lead + walk.encoder.assistant(message)
-        self._add(walk, (assistant_key(message),), ASSISTANT, told)
+        self._add(walk, (assistant_key(message),), ASSISTANT, told_turn(self.tree, walk, message))
 
     def _walk_turn(self, walk: Walk, message: Message) -> None:
         walk.turn = message
@@ -259,12 +267,13 @@ class Matcher:
 
     def _carry(self, walk: Walk, message: Message) -> None:
         """An assistant turn that was not sampled here: another prefix's, or the client's own."""
+        walk.is_known = False
         source = self._turns.echoed_anywhere(message)
-        tokens = self._turn_end(walk)
         if source is None:
-            tokens = tokens + walk.encoder.assistant(message)
+            tokens = told_turn(self.tree, walk, message)
         else:
-            tokens = tokens + walk.encoder.generation() + self.tree.node(source).token_ids
+            turn = self.tree.node(source)
+            tokens = turn_opening(self.tree, walk, carried=turn) + turn.token_ids
         self._add(walk, (assistant_key(message),), ASSISTANT, tokens)
         if source is not None:
             walk.reason = self._reasons.carrying(walk.reason, source)
@@ -276,16 +285,9 @@ class Matcher:
                 if walk.reason is None:
                     walk.reason = self._reasons.reopened(child.id, walk)
                 return child.id
-        tokens = self._turn_end(walk) + walk.encoder.generation()
-        self._add(walk, (), GENERATION, tokens)
+        self._add(walk, (), GENERATION, turn_opening(self.tree, walk))
         assert walk.cursor is not None
         return walk.cursor
-
-    def _turn_end(self, walk: Walk) -> Tokens:
-        node = None if walk.cursor is None else self.tree.node(walk.cursor)
-        if node is None or node.role != ASSISTANT:
-            return array("i")
-        return walk.encoder.turn_end(node.token_ids)
 
     def _add(self, walk: Walk, keys: Keys, role: str, tokens: Tokens) -> None:
         identity = node_id(walk.cursor, tokens)
@@ -297,4 +299,5 @@ class Matcher:
             walk.added.append(identity)
         if keys:
             self._inputs.learn(walk.cursor, keys, identity)
+            self._changes.at(walk.cursor)
         walk.cursor = identity

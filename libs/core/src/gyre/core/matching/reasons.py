@@ -3,7 +3,7 @@
 What an agent program does on purpose is explained:
 - compaction: the request is sent to get a summary and begins with other messages; or it carries
   later turns over to a new beginning; or it is the first to leave the path since a summary;
-- delegation: begins with other messages and is a new sub-agent's, or equals another one's first;
+- delegation: is a new sub-agent's, or equals another one's first;
 - retry: asks again what was asked by a call whose answer did not arrive;
 - new_attempt: is of another attempt;
 - other_role: begins with other messages, as a side request (a title) or as the first of its role.
@@ -28,7 +28,8 @@ from typing import TypeAlias
 from gyre.contracts.events.calls import CallRecorded, RequestRole
 from gyre.core.matching.echoes import tools_key
 from gyre.core.matching.walk import Walk
-from gyre.core.tree import ASSISTANT, GENERATION, Node, Tree
+from gyre.core.tree import Tree
+from gyre.core.tree_nodes import ASSISTANT, GENERATION, Node
 
 EXPLAINED = frozenset(("compaction", "delegation", "retry", "new_attempt", "other_role"))
 UNEXPLAINED = (
@@ -99,8 +100,10 @@ class ForkReasons:
         cursor = None if walk.cursor is None else self._tree.node(walk.cursor)
         if cursor is None or is_head(cursor):
             reason = self._at_root(walk)
+        elif walk.agent is not None and self._is_new_sub_agent(walk):
+            reason = "delegation"  # it may begin as another one did, or with its parent's history
         else:
-            reason = self._below(cursor, node_role, siblings)
+            reason = self._below(walk, cursor, node_role, siblings)
         if reason in _OF_COMPACTION and self._is_compaction(walk):
             return "compaction"
         return reason
@@ -127,9 +130,14 @@ class ForkReasons:
         """Whether no assistant's turn is above it."""
         return all(step.role != ASSISTANT for step in self._tree.path(opening))
 
+    def _is_new_sub_agent(self, walk: Walk) -> bool:
+        """Whether a sub-agent asks for the first time, as far as it can be told."""
+        who = (family(walk.role), walk.agent)
+        return who[0] == "sub-agent" and (walk.agent is None or who not in self._asked)
+
     def _at_root(self, walk: Walk) -> str:
         who = (family(walk.role), walk.agent)
-        if who[0] == "sub-agent" and (walk.agent is None or who not in self._asked):
+        if self._is_new_sub_agent(walk):
             return "delegation"
         if who[0] == "other" or who not in self._asked:
             return "other_role"
@@ -141,7 +149,7 @@ class ForkReasons:
         changed = bool(known) and walk.opening.tools not in known
         return "tools_changed" if changed else "new_root"
 
-    def _below(self, cursor: Node, node_role: str, siblings: tuple[Node, ...]) -> str:
+    def _below(self, walk: Walk, cursor: Node, node_role: str, siblings: tuple[Node, ...]) -> str:
         openings = [node for node in siblings if node.role == GENERATION]
         if node_role != ASSISTANT and openings:
             turns = [turn.sampled for one in openings for turn in self._tree.children(one.id)]
@@ -149,7 +157,10 @@ class ForkReasons:
                 return "branch"
             lost = all(turn is not None and turn.status != "committed" for turn in turns)
             return "retry" if lost else "dropped_turn"
-        return "branch" if cursor.sampled is not None else "edited_history"
+        if cursor.sampled is not None:
+            return "branch"
+        is_beginning = self._is_first_turn(cursor.id)
+        return "delegation" if is_beginning and self._is_new_sub_agent(walk) else "edited_history"
 
     def _is_compaction(self, walk: Walk) -> bool:
         """The request is sent to get a summary, or is the first to leave its path after one."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gyre.core.matching.echoes import turn_text_key
 from gyre.core.messages import Message
-from gyre.core.tree import GENERATION, Node, Tree
+from gyre.core.tree import Tree
+from gyre.core.tree_nodes import GENERATION, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gyre.contracts.job import PolicyName
+from gyre.contracts.schedule import PolicyName
 from gyre.simulator.paper.ablation import load, paper
 from gyre.simulator.spec import SimulationSpec, checked
 from gyre.simulator.summary import mean_and_error, simulate, summarize

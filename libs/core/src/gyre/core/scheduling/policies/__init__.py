@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyre.contracts.job import PolicyName
+from gyre.contracts.schedule import PolicyName
 from gyre.core.scheduling.policies.base import BurstEnd, Policy, whole_burst_ready
 from gyre.core.scheduling.policies.colocate import Colocate
 from gyre.core.scheduling.policies.elastic import Elastic

@@ -67,6 +67,10 @@ class Policy(Protocol):
         """Eq. (3), or what the policy has in its place."""
         ...
 
+    def nobody_serves(self, state: JobState) -> str | None:
+        """Why no cell is left that would ever serve, cells having been lost; None while one is."""
+        ...
+
     # What `gyre why` says of these answers.
 
     def supply_of(self, state: JobState, cell: Cell) -> Supply:
@@ -89,13 +93,16 @@ class Policy(Protocol):
 
 class Common:
     """What a policy has if it says nothing else: the paper's bursts, groups that start in the task
-    set's order, a waterlevel that counts, nobody left out."""
+    set's order, a waterlevel that counts, cells that all serve and train, nobody left out."""
 
     cadence: Cadence = Even()
     asks_waterlevel: bool = True
 
     def start_order(self, state: JobState, groups: tuple[GroupPlan, ...]) -> tuple[GroupPlan, ...]:
         return groups
+
+    def nobody_serves(self, state: JobState) -> str | None:
+        return None
 
     def left_out(self, state: JobState, cell: Cell) -> str | None:
         return None

@@ -49,6 +49,12 @@ class Fixed(Common):
             capacity=_serving_capacity(state),
         )
 
+    def nobody_serves(self, state: JobState) -> str | None:
+        num = _num_fixed(state)
+        if len(state.everyone) > num:
+            return None
+        return f"policy async keeps {num} of its cells in training and none is left to serve"
+
     def supply_of(self, state: JobState, cell: Cell) -> Supply:
         return Supply(terms="policy async asks for none")
 

@@ -13,6 +13,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import ledger
 from gyre.core.scheduling.deadlines import deadlines, nothing_due
+from gyre.core.scheduling.policies import policy_of
 from gyre.core.scheduling.rules.life import MAX_BOOT_FAILURES
 from gyre.core.scheduling.rules.roles import back_to_rollout
 from gyre.core.scheduling.state import Cell, JobState
@@ -26,19 +27,16 @@ def next_deadline(state: JobState) -> float | None:
 
 
 def none_left(state: JobState, now: float) -> Body | None:
-    """The last cell was lost, or the last that a fixed split left to serve."""
+    """The last cell was lost, or the last that the policy lets serve."""
     if not state.last_loss:
         return None
-    schedule = state.required_spec.schedule
-    if not state.order:
-        reason = f"no cell is left to train on; {state.last_loss}"
-    elif schedule.policy == "async" and len(state.everyone) <= (schedule.training_cells or 0):
-        reason = (
-            f"policy async keeps {schedule.training_cells} of its cells in training and none is "
-            f"left to serve; {state.last_loss}"
-        )
+    if state.order:
+        missing = policy_of(state).nobody_serves(state)
     else:
+        missing = "no cell is left to train on"
+    if missing is None:
         return None
+    reason = f"{missing}; {state.last_loss}"
     return sched.JobFinished(based_on=state.sequence, now=now, status="failed", reason=reason)
 
 
