@@ -4,25 +4,31 @@ stage 1   nats, postgres       unless GYRE_NATS_URL / GYRE_DATABASE_URL name out
 stage 2   prepare              streams and migrations; runs to its end
 stage 3   store                rendezvous of the training cells, hosted by no rank
           scheduler, runner, proxy, evaluator, trajectory, cell-0 ... cell-(K-1)
+          proxy-1 ... proxy-(P-1) beside the first, if GYRE_PROXIES is P
 """
 
 from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.embedded import postgres
 from gyre.embedded.credentials import StackSecrets, load_or_create
+from gyre.embedded.errors import EmbeddedError
 from gyre.embedded.nats import NatsServer
 from gyre.embedded.paths import StackPaths, read_json, write_json
 from gyre.embedded.process import ProcessSpec
 from gyre.embedded.readiness import LOOPBACK, file_ready, free_ports, listen, tcp_ready
 from gyre.embedded.supervisor import StackDescription, Stage
 
-SERVICES = ("scheduler", "runner", "proxy", "evaluator", "trajectory")
+SERVICES = ("scheduler", "runner", "evaluator", "trajectory")
+MAX_PROXIES = 64
+# Where there are several proxies: how long the others leave a terminated execution to the one that
+# served it. That one needs the engine's answer to an abort (2 s) and an append.
+OWNER_PATIENCE_S = "5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +49,34 @@ def standard(paths: StackPaths, cells: int, environ: Mapping[str, str]) -> Stack
     Raises EmbeddedError when a server cannot be run here.
     """
     stack_secrets = load_or_create(paths, environ)
-    listener, ports = _take_ports(paths)
+    listeners, ports = _take_ports(paths, proxy_names(environ))
     servers, urls = server_stage(paths, environ, stack_secrets, ports["nats"])
     urls["scheduler"] = f"http://{LOOPBACK}:{ports['scheduler']}"
-    urls["proxy"] = f"http://{LOOPBACK}:{ports['proxy']}"
+    urls |= {name: f"http://{LOOPBACK}:{ports[name]}" for name in listeners}
     env = service_environment(paths, cells, environ, stack_secrets, urls, ports)
+    env["GYRE_PROXY_URL"] = ",".join(urls[name] for name in listeners)
     stages: list[Stage] = [
         servers,
         [_module("prepare", "gyre.embedded.prepare", env, oneshot=True)],
-        [_store(env, ports["store"]), *_services(paths, cells, env, listener)],
+        [
+            _store(env, ports["store"]),
+            *_services(paths, cells, env),
+            *_proxies(paths, env, listeners),
+        ],
     ]
     return StackPlan(
         stages=tuple(stage for stage in stages if stage),
         description=StackDescription(cells=cells, urls=urls, ports=ports),
-        held=(listener,),
+        held=tuple(listeners.values()),
     )
+
+
+def proxy_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The proxies of a stack, GYRE_PROXIES of them, one without it. Raises EmbeddedError."""
+    text = environ.get("GYRE_PROXIES", "1")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROXIES:
+        raise EmbeddedError(f"GYRE_PROXIES={text}: must be a number from 1 to {MAX_PROXIES}")
+    return ("proxy", *(f"proxy-{index}" for index in range(1, int(text))))
 
 
 def server_stage(
@@ -107,7 +126,6 @@ def service_environment(
         "GYRE_DATABASE_URL": urls["database"],
         "GYRE_SCHEDULER_PORT": str(ports["scheduler"]),
         "GYRE_SCHEDULER_URL": urls["scheduler"],
-        "GYRE_PROXY_URL": urls["proxy"],
         "GYRE_STORE_HOST": LOOPBACK,
         "GYRE_STORE_PORT": str(ports["store"]),
         "GYRE_API_TOKEN": stack_secrets.api_token,
@@ -122,27 +140,36 @@ def service_environment(
     return env
 
 
-def _take_ports(paths: StackPaths) -> tuple[socket.socket, dict[str, int]]:
-    """The ports of the last start where they are free, since harnesses may still hold a URL."""
+def _take_ports(
+    paths: StackPaths, proxies: Sequence[str]
+) -> tuple[dict[str, socket.socket], dict[str, int]]:
+    """The listener of each proxy, and the ports of everything: those of the last start where they
+    are free, since harnesses may still hold a URL."""
     last = read_json(paths.ports) or {}
-    listener = listen(last.get("proxy"))
+    listeners = {name: listen(last.get(name)) for name in proxies}
     ports = free_ports({name: last.get(name) for name in ("nats", "scheduler", "store")})
-    ports["proxy"] = listener.getsockname()[1]
-    write_json(paths.ports, ports)
-    return listener, ports
+    ports |= {name: listener.getsockname()[1] for name, listener in listeners.items()}
+    write_json(paths.ports, last | ports)
+    return listeners, ports
 
 
-def _services(
-    paths: StackPaths, cells: int, env: Mapping[str, str], listener: socket.socket
+def _proxies(
+    paths: StackPaths, env: Mapping[str, str], listeners: Mapping[str, socket.socket]
 ) -> list[ProcessSpec]:
+    """Each with its own listening socket, which the supervisor holds."""
+    shared = dict(env)
+    if len(listeners) > 1:
+        shared.setdefault("GYRE_PROXY_LIMITS__OWNER_PATIENCE_S", OWNER_PATIENCE_S)
     specs = []
-    for name in SERVICES:
-        own: dict[str, str] = {}
-        fds: tuple[int, ...] = ()
-        if name == "proxy":
-            fds = (listener.fileno(),)
-            own = {"GYRE_PROXY_LISTEN_FD": str(listener.fileno())}
-        specs.append(_service(paths, name, f"gyre.{name}", {**env, **own}, fds))
+    for name, listener in listeners.items():
+        fd = listener.fileno()
+        own = {"GYRE_SERVICE_NAME": name, "GYRE_PROXY_LISTEN_FD": str(fd)}
+        specs.append(_service(paths, name, "gyre.proxy", {**shared, **own}, (fd,)))
+    return specs
+
+
+def _services(paths: StackPaths, cells: int, env: Mapping[str, str]) -> list[ProcessSpec]:
+    specs = [_service(paths, name, f"gyre.{name}", env) for name in SERVICES]
     for cell in range(cells):
         # All cells share this machine: calls have deadlines, training has none, so it yields.
         own = {"GYRE_CELL": str(cell), "GYRE_TRAINER_NICE": env.get("GYRE_TRAINER_NICE", "19")}

@@ -17,7 +17,7 @@ from gyre.adapters.journal import Journal
 from gyre.adapters.keys import KeyIdentity, make_key
 from gyre.adapters.logging import get_logger
 from gyre.core.execution import AttemptEnd, Execution, Exit, remaining_s
-from gyre.runner.delivery import has_undelivered_call, proxy_answers, settle
+from gyre.runner.delivery import has_undelivered_call, own_proxy_answers, settle
 from gyre.runner.errors import RunnerError
 from gyre.runner.harnesses import Harnesses
 from gyre.runner.registry import Registry
@@ -48,6 +48,12 @@ class Attempts:
         identity = KeyIdentity(job=job, execution=execution, attempt=attempt)
         return make_key(self.settings.key_secret.get_secret_value(), identity)
 
+    async def chosen_proxy(self, execution: str) -> str | None:
+        """Which of several proxies the execution belongs to; None where there is one, or none yet
+        by the name that the settings give."""
+        proxies = self.settings.proxies
+        return next(iter(await proxies.of(execution)), None) if proxies.have_doors else None
+
     async def run(self, job: str, state: Execution, cancelled: asyncio.Event) -> AttemptEnd:
         """Runs or takes up the attempt of `state`; how it ended, its process tree being gone.
 
@@ -74,13 +80,16 @@ class Attempts:
         spec = self.registry.jobs[job]
         prompt = await asyncio.to_thread(make, directory, task)
         key = self.key(job, state.execution, state.attempt)
-        command = self.harnesses.command(spec, directory, prompt=prompt, key=key)
-        launching = asyncio.ensure_future(self.sandbox.launch(command))
-        try:
-            process = await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            await self._take_along(await launching, directory)
-            raise
+        proxies = self.settings.proxies
+        with proxies.door(state.execution, directory.proxy) as door:
+            url = proxies.urls[0] if door is None else door.url
+            command = self.harnesses.command(spec, directory, prompt=prompt, key=key, proxy_url=url)
+            launching = asyncio.ensure_future(self.sandbox.launch(replace(command, door=door)))
+            try:
+                process = await asyncio.shield(launching)
+            except asyncio.CancelledError:
+                await self._take_along(await launching, directory)
+                raise
         failpoint("runner.after_launch")
         get_logger().info("harness_launched", pid=process.pid, attempt=state.attempt)
         return process
@@ -127,11 +136,12 @@ class Attempts:
         if end.succeeded:
             return end
         key = self.key(job, state.execution, state.attempt)
-        await settle(self.settings.proxy_url, key)
+        proxies = await self.settings.proxies.of(state.execution)
+        await asyncio.gather(*(settle(proxy, key) for proxy in proxies))
         undelivered = await has_undelivered_call(
             self.journal, job=job, execution=state.execution, attempt=state.attempt
         )
-        if not undelivered and not await proxy_answers(self.settings.proxy_url):
+        if not undelivered and not await own_proxy_answers(directory.reached_proxy(), proxies):
             return AttemptEnd(exit=end.exit, broken="the harness failed while the proxy was down")
         return replace(end, undelivered=undelivered)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gyre.adapters.eventlog import Stream
@@ -36,6 +37,13 @@ async def has_undelivered_call(journal: Journal, *, job: str, execution: str, at
 async def proxy_answers(proxy_url: str, deadline_s: float = PROBE_DEADLINE_S) -> bool:
     """Whether the proxy's health check answers 200 within the deadline."""
     return await _status(proxy_url, f"GET {HEALTH_PATH} HTTP/1.0", deadline_s) == b"200"
+
+
+async def own_proxy_answers(reached: str | None, proxies: Sequence[str]) -> bool:
+    """Whether the proxy of an attempt does: the one that its door has led to, without a door, or
+    before its use, the first of the execution's `proxies`."""
+    own = reached or next(iter(proxies), None)
+    return own is not None and await proxy_answers(own)
 
 
 async def settle(proxy_url: str, key: str, deadline_s: float = SETTLE_DEADLINE_S) -> bool:

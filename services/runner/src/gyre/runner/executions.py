@@ -85,14 +85,15 @@ class ExecutionLoop:
             return (terminated(state, self._registry.ended_as(key), ending=None, now=now),)
         if state.attempt >= num_attempts:
             return (terminated(state, "infrastructure", ending=None, now=now),)
-        return (self._attempt(job, state.execution, state.attempt + 1),)
+        return (await self._attempt(job, state.execution, state.attempt + 1),)
 
-    def _attempt(self, job: str, execution: str, attempt: int) -> AttemptStarted:
+    async def _attempt(self, job: str, execution: str, attempt: int) -> AttemptStarted:
         return AttemptStarted(
             execution=execution,
             attempt=attempt,
             key_id=key_id(self._attempts.key(job, execution, attempt)),
             workspace=self._attempts.directory(job, execution, attempt).name,
+            proxy=await self._attempts.chosen_proxy(execution),
         )
 
     async def _append(

@@ -2,8 +2,8 @@
 
 Runs under the harness's own Python, by path, with the standard library alone. It imports the
 harness's modules once; each launch then forks a fresh process that goes on with the program's own
-entry point, unchanged. Without an entry point it executes argv instead, so programs in any
-language have the same keeper.
+entry point, unchanged (`launching`). Without an entry point it executes argv instead, so programs
+in any language have the same keeper.
 
     server --fork--> keeper (one a launch) --fork--> harness (own session)
 
@@ -14,6 +14,8 @@ language have the same keeper.
   replaced whole. A launch whose status file exists starts nothing.
 - Keepers outlive the server, and the server outlives whoever started it.
 - The harness dies with its keeper (PR_SET_PDEATHSIG): nobody could record its exit.
+- A launch may bring a listening socket: the harness's door to its proxies (`relay`). The keeper
+  serves it, so the door is there for as long as the harness is, whoever else comes and goes.
 
 Requests and answers are one JSON line each, over a Unix socket: ping, launch, shutdown.
 """
@@ -28,185 +30,44 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.util
 import json
 import os
-import resource
 import selectors
-import shutil
 import signal
 import socket
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-HANDSHAKE_S = 20.0
-"""Longest wait for a launch to report; forking takes milliseconds unless the machine thrashes."""
 REQUEST_S = 5.0
 MAX_REQUEST_BYTES = 1 << 20
 
 
-def prctl(option: int, value: int) -> None:
-    """Linux's prctl; raises OSError."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
+def beside(name: str) -> ModuleType:
+    """A module from this file's directory, which is not where imports are looked for."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"gyre_{name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(str(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def start_time_of(pid: int) -> int:
-    """Clock ticks after boot at which the process started: with the pid it names one process."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return int(stat.rpartition(")")[2].split()[19])
+if TYPE_CHECKING:
+    from gyre.runner import launching, relay
+else:
+    launching, relay = beside("launching"), beside("relay")
 
 
-def write_whole(path: Path, value: dict[str, Any]) -> None:
-    """Replace a JSON file at once. Not synced: what it describes does not survive a crash."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)
-
-
-class Harness:
-    """In the child: what is left to do once the process is set up."""
-
-    def __init__(self, argv: list[str], entry: str | None) -> None:
-        self.argv = argv
-        self.entry = entry
-
-    def run(self) -> NoReturn:
-        """Become the program: call its entry point as its console script would, or exec."""
-        if self.entry is None:
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-                signal.signal(number, signal.SIG_DFL)
-            os.execvp(self.argv[0], self.argv)  # noqa: S606 - what this program is for
-        module, _, attribute = self.entry.partition(":")
-        sys.argv = self.argv
-        sys.exit(getattr(sys.modules[module], attribute)())
-
-
-def set_up_harness(request: dict[str, Any], channel: socket.socket) -> None:
-    """Give this process its session, limits, directory, environment and standard streams."""
-    os.setsid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name, limit in {"CORE": 0, **request.get("limits", {})}.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
-    os.chdir(request["cwd"])
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    streams = [os.open(os.devnull, os.O_RDONLY)]
-    streams += [os.open(request[name], flags, 0o644) for name in ("stdout", "stderr")]
-    os.environ.clear()
-    os.environ.update(request["env"])
-    if shutil.which(request["argv"][0]) is None and request.get("exec"):
-        raise FileNotFoundError(f"no program {request['argv'][0]!r}")
-    for target, source in enumerate(streams):
-        os.dup2(source, target)
-        os.close(source)
-    if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-    time.tzset()
-    channel.sendall(b"ready\n")
-
-
-def keep(request: dict[str, Any], entry: str | None, answer: socket.socket) -> Harness:
-    """In the keeper: start the harness, record it, record its exit, reap what it leaves behind.
-
-    Returns only in the harness process; the keeper ends here.
-    """
-    os.setsid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        answer.close()
-        return become_harness(request, entry, theirs)
-    theirs.close()
-    try:
-        status = record_start(request, pid, ours)
-    except (OSError, ValueError) as error:
-        reply(answer, {"error": str(error)})
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os._exit(1)
-    reply(answer, status)
-    answer.close()
-    ours.close()
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # hold nothing of the server's open for the harness's whole life
-        os.dup2(null, stream)
-    os.close(null)
-    reap(Path(request["status"]), status, pid)
-    os._exit(0)
-
-
-def become_harness(request: dict[str, Any], entry: str | None, channel: socket.socket) -> Harness:
-    """In the harness process: set up, report, and wait until the start is on disk."""
-    try:
-        set_up_harness(request, channel)
-    except (OSError, ValueError, AttributeError) as error:
-        channel.sendall(f"{error}\n".encode())
-        os._exit(127)
-    if channel.recv(16) != b"go\n":
-        os._exit(127)
-    channel.close()
-    return Harness(request["argv"], None if request.get("exec") else entry)
-
-
-def record_start(request: dict[str, Any], pid: int, channel: socket.socket) -> dict[str, Any]:
-    """Write the status file once the harness is set up, then let it go. Raises OSError."""
-    channel.settimeout(HANDSHAKE_S)
-    report = channel.recv(4096).decode(errors="replace").strip()
-    if report != "ready":
-        raise OSError(report or "the harness process died while it was set up")
-    status = {
-        "pid": pid,
-        "start_time": start_time_of(pid),
-        "started_at": time.time(),
-        "keeper_pid": os.getpid(),
-        "keeper_start_time": start_time_of(os.getpid()),
-    }
-    write_whole(Path(request["status"]), status)
-    channel.sendall(b"go\n")
-    return status
-
-
-def reap(path: Path, status: dict[str, Any], leader: int) -> None:
-    """Wait for every descendant; record the leader's exit when it comes."""
-    while True:
-        try:
-            pid, wait_status = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-        if pid == leader:
-            code = os.waitstatus_to_exitcode(wait_status)
-            write_whole(
-                path,
-                {
-                    **status,
-                    "exit_code": code if code >= 0 else None,
-                    "signal": -code if code < 0 else None,
-                    "ended_at": time.time(),
-                },
-            )
-
-
-def reply(connection: socket.socket, value: dict[str, Any]) -> None:
-    """Answer; whoever asked may be gone."""
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(value).encode() + b"\n")
-
-
-def read_line(connection: socket.socket) -> dict[str, Any]:
-    """One request. Raises ValueError or OSError."""
-    connection.settimeout(REQUEST_S)
-    data = b""
+def read_line(connection: socket.socket, data: bytes) -> dict[str, Any]:
+    """One request, of which `data` has been read. Raises ValueError or OSError."""
     while not data.endswith(b"\n"):
         chunk = connection.recv(65536)
         if not chunk or len(data) > MAX_REQUEST_BYTES:
@@ -216,6 +77,23 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("the request is not a JSON object")
     return value
+
+
+def read_first(connection: socket.socket) -> tuple[bytes, socket.socket | None]:
+    """The first bytes of a request and the listener that came with them. Raises OSError."""
+    connection.settimeout(REQUEST_S)
+    data, descriptors, _, _ = socket.recv_fds(connection, 65536, 1)
+    return data, socket.socket(fileno=descriptors[0]) if descriptors else None
+
+
+def door_of(request: dict[str, Any], listener: socket.socket) -> relay.Relay:
+    """The door that came with a launch, not open yet."""
+    return relay.Relay(
+        listener,
+        execution=request["execution"],
+        proxies=request["proxies"],
+        note=Path(request["note"]),
+    )
 
 
 class Server:
@@ -243,7 +121,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
-    def serve(self) -> Harness | None:
+    def serve(self) -> launching.Harness | None:
         """Serve until idle or told to stop; returns a Harness in each harness process."""
         with selectors.SelectSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
@@ -255,7 +133,7 @@ class Server:
                     if key.fileobj is self.listener:
                         connection, _ = self.listener.accept()
                         outcome = self.handle(connection)
-                        if isinstance(outcome, Harness):
+                        if isinstance(outcome, launching.Harness):
                             return outcome
                         if not outcome:
                             return None
@@ -273,31 +151,37 @@ class Server:
         except ChildProcessError:
             self.has_children = False
 
-    def handle(self, connection: socket.socket) -> Harness | bool:
+    def handle(self, connection: socket.socket) -> launching.Harness | bool:
         """One request: whether to go on, or a Harness in the child."""
         self.last_used = time.monotonic()
-        with connection:
+        with connection, contextlib.ExitStack() as stack:
             try:
-                request = read_line(connection)
+                data, listener = read_first(connection)
+                if listener is not None:
+                    stack.enter_context(listener)
+                request = read_line(connection, data)
                 operation = request["op"]
                 if operation == "ping":
-                    reply(connection, {"fingerprint": self.fingerprint, "pid": os.getpid()})
+                    answer = {"fingerprint": self.fingerprint, "pid": os.getpid()}
+                    launching.reply(connection, answer)
                 elif operation == "shutdown":
-                    reply(connection, {"pid": os.getpid()})
+                    launching.reply(connection, {"pid": os.getpid()})
                     return False
                 elif operation == "launch":
-                    return self.launch(request, connection) or True
+                    return self.launch(request, connection, listener) or True
                 else:
-                    reply(connection, {"error": f"unknown operation {operation!r}"})
+                    launching.reply(connection, {"error": f"unknown operation {operation!r}"})
             except (OSError, ValueError, TypeError, KeyError) as error:
-                reply(connection, {"error": f"{type(error).__name__}: {error}"})
+                launching.reply(connection, {"error": f"{type(error).__name__}: {error}"})
         return True
 
-    def launch(self, request: dict[str, Any], connection: socket.socket) -> Harness | None:
+    def launch(
+        self, request: dict[str, Any], connection: socket.socket, listener: socket.socket | None
+    ) -> launching.Harness | None:
         """Fork the keeper and wait until the launch is on disk; a Harness in the child."""
         status = Path(request["status"])
         if status.exists():
-            reply(connection, json.loads(status.read_text(encoding="utf-8")))
+            launching.reply(connection, json.loads(status.read_text(encoding="utf-8")))
             return None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -307,7 +191,8 @@ class Server:
             connection.close()
             try:
                 self.forget()
-                return keep(request, self.entry, theirs)
+                door = None if listener is None else door_of(request["door"], listener)
+                return launching.keep(request, self.entry, theirs, door)
             except BaseException:  # noqa: BLE001 - reported, and the process ends here
                 # Nothing of a child may reach the server's loop.
                 traceback.print_exc()
@@ -315,7 +200,7 @@ class Server:
         theirs.close()
         self.has_children = True
         with ours:
-            ours.settimeout(HANDSHAKE_S + REQUEST_S)
+            ours.settimeout(launching.HANDSHAKE_S + REQUEST_S)
             answer = ours.recv(65536)
         connection.sendall(
             answer or b'{"error": "the keeper died before it started the harness"}\n'
@@ -389,7 +274,7 @@ def main() -> None:
     if listening is None or os.fork() != 0:
         os._exit(0)
     os.setsid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    launching.prctl(launching.PR_SET_CHILD_SUBREAPER, 1)
     server = Server(*listening, fingerprint=args.fingerprint, entry=args.entry, idle_s=args.idle_s)
     harness = server.serve()
     if harness is not None:

@@ -12,8 +12,11 @@ from gyre.runner.workspace import AttemptDir
 class Harnesses(Protocol):
     """Makes the command of one attempt."""
 
-    def command(self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str) -> Command:
-        """The command, its configuration files being written below `directory`.
+    def command(
+        self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str, proxy_url: str
+    ) -> Command:
+        """The command, its configuration files being written below `directory`. proxy_url: where
+        the harness finds its model.
 
         Raises HarnessMisconfigured.
         """

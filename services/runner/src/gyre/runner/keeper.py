@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre.runner import forkserver
 from gyre.runner.errors import SandboxError
 from gyre.runner.launches import (
     HarnessVanished,
@@ -32,6 +32,7 @@ from gyre.runner.launches import (
     wait,
 )
 from gyre.runner.processes import read_process
+from gyre.runner.proxies import Door
 
 __all__ = [
     "HarnessVanished",
@@ -50,6 +51,8 @@ START_TIMEOUT_S = 90.0
 """Importing a harness's modules takes seconds; much more on a machine that just came up."""
 REQUEST_TIMEOUT_S = 30.0
 POLL_S = 0.02
+SERVER = Path(__file__).with_name("forkserver.py")
+SERVER_FILES = (SERVER, *map(SERVER.with_name, ("launching.py", "relay.py")))
 MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107 bytes for a Unix socket's path."""
 
@@ -75,7 +78,8 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """One launch. env is complete, nothing is inherited; limits maps `FSIZE` to RLIMIT_FSIZE.
+    """One launch. env is complete, nothing is inherited; limits maps `FSIZE` to RLIMIT_FSIZE. door:
+    served for as long as anything of the launch lives.
 
     Paths are absolute: the server has a working directory of its own.
     """
@@ -87,6 +91,7 @@ class LaunchRequest:
     stderr: Path
     status: Path
     limits: Mapping[str, int] = field(default_factory=dict)
+    door: Door | None = None
 
 
 class Keeper:
@@ -111,7 +116,7 @@ class Keeper:
         self._log = log
         self._idle_s = idle_s
         self._fingerprint = _digest(
-            str(python), repr(warm), Path(forkserver.__file__).read_text(encoding="utf-8")
+            str(python), repr(warm), *(file.read_text(encoding="utf-8") for file in SERVER_FILES)
         )
         name = _digest(str(state_dir.resolve()), str(python), repr(warm))
         self._socket = _socket_dir() / f"{name}.sock"
@@ -142,11 +147,17 @@ class Keeper:
             "stderr": str(request.stderr),
             "status": str(request.status),
         }
+        if request.door is not None:
+            message["door"] = {
+                "execution": request.door.execution,
+                "proxies": list(request.door.proxies),
+                "note": str(request.door.note),
+            }
         try:
-            answer = await self._ask(message)
+            answer = await self._ask(message, request.door)
         except (FileNotFoundError, ConnectionError):
             await self.start()  # the server went idle or was killed
-            answer = await self._ask(message)
+            answer = await self._ask(message, request.door)
         if "error" in answer:
             raise LaunchFailed(f"{request.argv[0]}: {answer['error']}")
         return LaunchHandle(
@@ -172,13 +183,19 @@ class Keeper:
             return None
         return str(answer.get("fingerprint"))
 
-    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, message: dict[str, Any], door: Door | None = None) -> dict[str, Any]:
         """One request; raises FileNotFoundError or ConnectionError when nobody listens."""
+        data = json.dumps(message).encode() + b"\n"
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(str(self._socket))
+                connection = await self._connect()
+                if door is not None:
+                    # A descriptor travels with a byte; one byte never waits.
+                    socket.send_fds(connection, [data[:1]], [door.listener.fileno()])
+                    data = data[1:]
+                reader, writer = await asyncio.open_unix_connection(sock=connection)
                 try:
-                    writer.write(json.dumps(message).encode() + b"\n")
+                    writer.write(data)
                     await writer.drain()
                     line = await reader.readline()
                 finally:
@@ -189,6 +206,16 @@ class Keeper:
             raise ConnectionResetError("the fork server closed the connection")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    async def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, str(self._socket))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def _spawn(self) -> None:
         """Run the server until it listens. Raises SandboxError with its last words."""
@@ -205,7 +232,7 @@ class Keeper:
             try:
                 process = await asyncio.create_subprocess_exec(
                     str(self._python),
-                    forkserver.__file__,
+                    str(SERVER),
                     *options,
                     env=env,
                     stdin=asyncio.subprocess.DEVNULL,

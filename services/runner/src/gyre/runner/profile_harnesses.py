@@ -52,7 +52,9 @@ class ProfileHarnesses:
     pythons: Mapping[str, Path]
     programs: Mapping[str, Path] = field(default_factory=dict)
 
-    def command(self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str) -> Command:
+    def command(
+        self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str, proxy_url: str
+    ) -> Command:
         chosen = profile(spec.harness.profile)
         chosen.validate(spec.harness.settings)
         context = ExecutionContext(
@@ -60,7 +62,7 @@ class ProfileHarnesses:
             workspace=directory.workspace,
             home=directory.harness_home,
             tmp=directory.tmp,
-            proxy_url=self.settings.proxy_url,
+            proxy_url=proxy_url,
             api_key=key,
             model_name=spec.name,
             settings=spec.harness.settings,

@@ -6,6 +6,7 @@
     logs/         stdout and stderr
     status.json   written by the sandbox: which process it is, and how it ended
     interrupted   there when the runner stopped and took the harness along
+    proxy         the URL of the proxy that the attempt's door leads to, where it has one
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ class AttemptDir:
     @property
     def interrupted(self) -> Path:
         return self.root / "interrupted"
+
+    @property
+    def proxy(self) -> Path:
+        return self.root / "proxy"
+
+    def reached_proxy(self) -> str | None:
+        """The proxy that the attempt's door leads to; None without a door, or before its use."""
+        try:
+            return self.proxy.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
 
 
 def make(attempt: AttemptDir, task: Path) -> str:

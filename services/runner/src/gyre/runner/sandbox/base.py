@@ -5,7 +5,8 @@ Invariants:
   runner process too;
 - a harness sees the environment of its command and nothing else;
 - `wait` returns an exit only from a recorded status, never from a guess;
-- after `kill` no process of the harness is left, whatever session it moved to.
+- after `kill` no process of the harness is left, whatever session it moved to;
+- a door is served for as long as anything of its launch lives, whatever becomes of the runner.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gyre.core.execution import Exit
+from gyre.runner.proxies import Door
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run. env: complete. status: a file that names the process and later its exit."""
+    """What to run. env: complete. status: a file that names the process and later its exit. door:
+    what the harness connects to when there are several proxies."""
 
     profile: str
     argv: tuple[str, ...]
@@ -38,6 +41,7 @@ class Command:
     stderr: Path
     status: Path
     limits: Limits
+    door: Door | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

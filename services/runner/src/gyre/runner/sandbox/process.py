@@ -40,6 +40,7 @@ class ProcessSandbox:
             stderr=command.stderr,
             status=command.status,
             limits={"FSIZE": limits.max_file_bytes, "NOFILE": limits.max_open_files},
+            door=command.door,
         )
         handle = await self._keeper(profile(command.profile)).launch(request)
         return Process(pid=handle.pid, start_time=handle.start_time, status=handle.status)
