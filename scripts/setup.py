@@ -8,7 +8,7 @@ and of the Python that made it, so that a second clone does not pay again:
 
     <cache>/env-<fingerprint>            what the project imports (requirements/third-party.txt)
     <cache>/harness-llm-<fingerprint>    the quickstart's agent program, alone
-                                         (others on demand: scripts/harness.py)
+                                         (others on demand: scripts/harness.py, scripts/sglang.py)
     .venv                                this checkout's packages, on top of the first one
     .venv/gyre-env.json                  where the harness environments are
 
@@ -87,10 +87,16 @@ def cache_directory() -> Path:
 
 
 def cached_environment(
-    cache: Path, name: str, requirements: Sequence[Path], *, constraints: Path | None = None
+    cache: Path,
+    name: str,
+    requirements: Sequence[Path],
+    *,
+    constraints: Path | None = None,
+    bare: Path | None = None,
 ) -> Path:
-    """The environment of these requirements, made if it is not in the cache yet."""
-    files = [*requirements, *([constraints] if constraints else [])]
+    """The environment of these requirements, made if it is not in the cache yet. bare: what comes
+    after them, without what it asks for."""
+    files = [*requirements, *(path for path in (constraints, bare) if path is not None)]
     directory = cache / f"{name}-{fingerprint(files)}"
     marker = directory / MARKER
     with lock(cache / f"{directory.name}.lock", f"another set-up makes {name}: waiting"):
@@ -100,13 +106,17 @@ def cached_environment(
         say(f"{name}: installing {', '.join(path.name for path in requirements)}")
         shutil.rmtree(directory, ignore_errors=True)
         make_venv(directory, with_pip=True)
-        command = [str(directory / "bin" / "python"), "-m", "pip", "install"]
-        command += ["--disable-pip-version-check", "--no-input"]
+        pip = [str(directory / "bin" / "python"), "-m", "pip", "install"]
+        pip += ["--disable-pip-version-check", "--no-input"]
+        command = list(pip)
         for path in requirements:
             command += ["-r", str(path)]
         if constraints is not None:
             command += ["-c", str(constraints)]
         run_pip(command, cache / f"{directory.name}.log")
+        if bare is not None:
+            log = cache / f"{directory.name}-bare.log"
+            run_pip([*pip, "--no-deps", "-r", str(bare)], log)
         marker.write_text(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
     return directory
 
@@ -137,6 +147,14 @@ def checkout_environment(shared: Path, harnesses: dict[str, str]) -> None:
             run_pip(command, VENV / "install.log")
             marker.write_text(wanted)
         environments.write_text(json.dumps(known | harnesses, indent=1) + "\n")
+
+
+def remember(environments: Path, key: str, path: Path) -> None:
+    """Adds where something was installed on demand to what `environments` says."""
+    with lock(environments.with_name("gyre-env.lock"), "another set-up runs: waiting"):
+        known = json.loads(environments.read_text()) if environments.exists() else {}
+        known[key] = str(path)
+        environments.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def fingerprint(files: Sequence[Path]) -> str:

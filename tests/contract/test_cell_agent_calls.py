@@ -22,7 +22,7 @@ from gyre.testkit.virtual_time import run_virtual
 
 ENGINE_CALLS = (
     *("abort", "num_requests", "pause", "resume", "release_memory", "resume_memory"),
-    *("update_weights_from_disk", "checksum"),
+    *("update_weights_from_disk", "checksum", "num_pins", "num_announced"),
 )
 
 # In a process of its own: importing the real trainer patches torch for the whole process.

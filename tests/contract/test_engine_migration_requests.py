@@ -38,7 +38,9 @@ async def destination(engine: RunningEngine) -> AsyncIterator[EngineClient]:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 64])
-@pytest.mark.parametrize("path", ["/unpin_cache", "/cache_blocks", "/pull_cache"])
+@pytest.mark.parametrize(
+    "path", ["/announce_pins", "/pin_cache", "/unpin_cache", "/cache_blocks", "/pull_cache"]
+)
 async def test_without_the_jobs_key_nothing_is_given(
     destination: EngineClient, path: str, key: str
 ) -> None:
@@ -73,6 +75,27 @@ async def test_a_bad_request_for_a_copy_is_a_400(
     body: dict[str, Any] = {"source": "http://127.0.0.1:9", "rid": "a", "input_ids": [5, 6]}
     body |= {"deadline_s": 1.0} | wrong
     assert (await post(destination, "/pull_cache", **body)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("/announce_pins", {"switch": "a"}),
+        ("/announce_pins", {"num_executions": None}),
+        ("/announce_pins", {"rids": [5]}),
+        ("/announce_pins", {"pin_s": 0}),
+        ("/pin_cache", {"input_ids": []}),
+        ("/pin_cache", {"input_ids": [5, 100_000]}),
+        ("/pin_cache", {"rid": None}),
+        ("/pin_cache", {"pin_s": 1e9}),
+    ],
+)
+async def test_a_bad_announcement_or_pin_is_a_400(
+    destination: EngineClient, path: str, wrong: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"rid": "a", "input_ids": [5, 6], "pin_s": 1.0}
+    body |= {"switch": 1, "num_executions": 1, "rids": []} | wrong
+    assert (await post(destination, path, **body)).status_code == 400
 
 
 async def test_a_source_that_is_gone_or_silent_costs_no_more_than_the_deadline(

@@ -1,6 +1,6 @@
 """Record the real SGLang's answers into tests/contract/goldens/sglang/.
 
-    GYRE_SGLANG_PYTHON=... GYRE_SGLANG_LAUNCHER=... python tests/contract/goldens/record_sglang.py
+    make sglang; python tests/contract/goldens/record_sglang.py
 
 One file a case. Paths of this machine and machine-dependent numbers are kept out: a model's
 path becomes MODEL_0 or MODEL_1.

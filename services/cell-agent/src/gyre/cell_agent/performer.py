@@ -111,7 +111,12 @@ class Performer:
     async def _enter_training(self, state: CellState) -> list[Report]:
         started = time.monotonic()
         deadline = state.required_spec.schedule.transition_deadline_s
-        await drain(self.processes.live_engine.client, deadline)
+        await drain(
+            self.processes.live_engine.client,
+            deadline,
+            switch=state.switch,
+            num_moved=state.num_moved,
+        )
         self.held.engine_paused = True
         await self._stepping.restore_buffers()
         version = self.held.engine_version or state.published

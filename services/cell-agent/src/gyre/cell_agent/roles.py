@@ -4,8 +4,8 @@ Order on the way out (law "serving never stops"): the route has moved already, s
 here is aborted with its partial output kept by the proxy; once the engine is empty it is paused, so
 that a request sent before its proxy saw the move waits in vain instead of running on a cell that
 trains; that proxy drops it when the move reaches it. What the aborted calls have in the cache stays
-pinned until their proxies have had it copied to where they go on, but never longer than PIN_S: a
-proxy that died holds no cell up.
+pinned until their proxies have had it copied to where they go on, and so does what executions
+between two calls have there; but never longer than PIN_S: a proxy that died holds no cell up.
 """
 
 from __future__ import annotations
@@ -26,13 +26,22 @@ _DRAIN_POLL_S = 0.02
 # milliseconds to a second and its proxy gives it up after 4 s.
 PIN_S = 5.0
 
+# How long it waits to be told of the executions between two calls that the switch moves away. Their
+# proxy sees the same fact as the agent, and says so within milliseconds.
+ANNOUNCE_S = 1.0
+
 
 class WeightsDiffer(EngineError):
     """The engine loaded a checkpoint and says another checksum than its manifest."""
 
 
-async def drain(engine: EngineClient, deadline_s: float) -> None:
-    """Abort until nothing runs or waits, then hold the engine. Raises EngineError."""
+async def drain(
+    engine: EngineClient, deadline_s: float, *, switch: int = 0, num_moved: int = 0
+) -> None:
+    """Abort until nothing runs or waits, then hold the engine. Raises EngineError.
+
+    switch: log sequence of the decision. num_moved: executions that it moves away.
+    """
     began = time.monotonic()
     pinned_until = began + min(PIN_S, deadline_s)
     while True:
@@ -44,13 +53,24 @@ async def drain(engine: EngineClient, deadline_s: float) -> None:
             raise EngineError(f"not drained after {deadline_s:g} s")
         await asyncio.sleep(_DRAIN_POLL_S)
     await engine.pause("in_place")
-    while time.monotonic() < pinned_until and await engine.num_pins():
-        await asyncio.sleep(_DRAIN_POLL_S)
+    await _copied_away(engine, pinned_until, switch, num_moved)
     try:
         await engine.release_memory(("kv_cache",))
     except EngineRefusedError as error:
         # A late request waits behind the pause; its memory is what stays, nothing else.
         get_logger().info("memory_kept", reason=error.message)
+
+
+async def _copied_away(engine: EngineClient, until: float, switch: int, num_moved: int) -> None:
+    """Until no cached prefix waits to be copied, `until` on the monotonic clock at the latest."""
+    told_until = min(until, time.monotonic() + ANNOUNCE_S)
+    while num_moved and time.monotonic() < told_until:
+        num_announced = await engine.num_announced(switch)
+        if num_announced is None or num_announced >= num_moved:
+            break
+        await asyncio.sleep(_DRAIN_POLL_S)
+    while time.monotonic() < until and await engine.num_pins():
+        await asyncio.sleep(_DRAIN_POLL_S)
 
 
 async def serve_again(engine: EngineClient, checkpoint: Checkpoint | None) -> None:

@@ -21,6 +21,7 @@ from gyre.cell_agent.engine.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from gyre.cell_agent.engine.events import event_texts
 from gyre.cell_agent.engine.generation import Generation, VersionSpan, parse_generation
 
 __all__ = [
@@ -113,9 +114,8 @@ class EngineClient:
                 if response.status_code >= 400:
                     await response.aread()
                     raise _refused("/generate", response)
-                async for line in response.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _parse_event(line.removeprefix("data: "))
+                async for text in event_texts(response.aiter_bytes()):
+                    yield _parse_event(text)
         except httpx.TimeoutException as error:
             raise EngineTimeoutError(f"/generate: no event within {timeout_s} s") from error
         except httpx.TransportError as error:
@@ -205,6 +205,14 @@ class EngineClient:
         """Cached prefixes that wait to be copied; 0 from an engine that cannot."""
         return int((await self.loads()).get("num_pins", 0))
 
+    async def num_announced(self, switch: int) -> int | None:
+        """Executions that the role switch moves away and that a proxy has spoken for; None from an
+        engine that cannot pin."""
+        told = (await self.loads()).get("announced")
+        if told is None:
+            return None
+        return int(told["num_executions"]) if told["switch"] == switch else 0
+
     async def health(self) -> bool:
         """Whether the engine answers; False for any kind of silence. Slow while paused."""
         return await self._ok("/health")
@@ -261,11 +269,11 @@ def _generate_body(
     return body
 
 
-def _parse_event(data: str) -> Generation:
+def _parse_event(data: bytes) -> Generation:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise EngineProtocolError(f"a stream event is not JSON: {data:.300}") from error
+        raise EngineProtocolError(f"a stream event is not JSON: {data[:300]!r}") from error
     if "error" in event:
         failure = event["error"]
         raise EngineRefusedError("/generate", failure.get("code", 400), failure["message"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gyre.cell_agent.engine.base import EngineClient
 
+ENGINE_MODULE = "gyre.cell_agent.engine.local"
 START_TIMEOUT_S = 180.0
 MIGRATION_KEY = "GYRE_MIGRATION_KEY"
 """Where an engine finds it; `local.options` reads it."""
@@ -63,7 +64,7 @@ class EngineProcess:
         port = _free_port(self._host)
         command = [
             sys.executable,
-            *("-m", "gyre.cell_agent.engine.local", "--model-path", model_path),
+            *("-m", ENGINE_MODULE, "--model-path", model_path),
             *("--host", self._host, "--port", str(port)),
             *("--weight-version", weight_version, "--context-length", str(context_tokens)),
             *("--max-running-requests", str(max_running_requests)),

@@ -33,6 +33,8 @@ ROUTES: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
     ("/weights_checker", control.weights_checker, (GET, POST)),
     ("/release_memory_occupation", control.release_memory_occupation, (GET, POST)),
     ("/resume_memory_occupation", control.resume_memory_occupation, (GET, POST)),
+    ("/announce_pins", cache.announce_pins, (POST,)),
+    ("/pin_cache", cache.pin_cache, (POST,)),
     ("/unpin_cache", cache.unpin_cache, (POST,)),
     ("/cache_blocks", cache.cache_blocks, (POST,)),
     ("/pull_cache", cache.pull_cache, (POST,)),

@@ -1,7 +1,8 @@
 """Copying a pinned prefix to another engine: copy, confirm, release.
 
-The pin is made by `/abort_request`, in one step with the cancellation. Who may call these routes
-has the job's migration key as a bearer token. An engine that was given none answers 404, as SGLang
+A running request's pin is made by `/abort_request`, in one step with the cancellation; that of one
+that has ended by `/pin_cache`, after `/announce_pins`. Who may call these routes has the job's
+migration key as a bearer token. An engine that was given none answers 404, as SGLang
 does: its caller falls back to prefilling again.
 """
 
@@ -12,6 +13,7 @@ import hmac
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from aiohttp import web
 from torch import Tensor
@@ -31,8 +33,35 @@ from gyre.cell_agent.engine.local.errors import (
     UnauthorizedError,
 )
 from gyre.cell_agent.engine.local.http import ENGINE, field, json_response, read_body, read_seconds
-from gyre.cell_agent.engine.local.pulling import HEADER, Wanted, pull
+from gyre.cell_agent.engine.local.pulling import HEADER, NAMESPACE, Wanted, pull
 from gyre.cell_agent.engine.local.scheduler import Scheduler
+
+
+async def announce_pins(request: web.Request) -> web.Response:
+    """`{switch, num_executions, rids, pin_s}`: always 200. `/v1/loads` counts what is announced."""
+    engine, _ = _authorized(request)
+    body = await read_body(request)
+    switch, num = field(body, "switch", int), field(body, "num_executions", int)
+    rids = field(body, "rids", list)
+    if not all(isinstance(rid, str) for rid in rids):
+        raise SchemaError("rids must be a list of strings")
+    deadline = time.perf_counter() + read_seconds(body, "pin_s")
+    await engine.thread.call(lambda scheduler: scheduler.pins.announce(switch, num, rids, deadline))
+    return json_response({})
+
+
+async def pin_cache(request: web.Request) -> web.Response:
+    """`{rid, input_ids, pin_s}`: pin what is cached of them; `pinned_tokens` says how many are."""
+    engine, _ = _authorized(request)
+    body = await read_body(request)
+    rid, tokens = field(body, "rid", str), _read_tokens(body, engine)
+    deadline = time.perf_counter() + read_seconds(body, "pin_s")
+
+    def pin(scheduler: Scheduler) -> int:
+        namespace = (*NAMESPACE, scheduler.runner.weights)
+        return scheduler.pins.hold(rid, namespace, tokens, deadline)
+
+    return json_response({"pinned_tokens": await engine.thread.call(pin)})
 
 
 async def unpin_cache(request: web.Request) -> web.Response:
@@ -82,11 +111,7 @@ async def pull_cache(request: web.Request) -> web.Response:
     `rid`, whose context and output are `input_ids`. `success` is false when not all of it came."""
     engine, key = _authorized(request)
     body = await read_body(request)
-    tokens = field(body, "input_ids", list)
-    if not tokens or not all(type(token) is int for token in tokens):
-        raise SchemaError("input_ids must be a list of token ids")
-    if not all(0 <= token < engine.config.vocab_size for token in tokens):
-        raise BadRequestError("a token id is outside the vocabulary")
+    tokens = _read_tokens(body, engine)
     source = field(body, "source", str)
     if not source.startswith(("http://", "https://")):
         raise BadRequestError("source must be the url of an engine")
@@ -98,6 +123,16 @@ async def pull_cache(request: web.Request) -> web.Response:
     )
     pulled = await pull(engine, wanted, key)
     return json_response({"success": pulled.error is None, **asdict(pulled)})
+
+
+def _read_tokens(body: dict[str, Any], engine: LocalEngine) -> list[int]:
+    """`input_ids`. Raises SchemaError, BadRequestError."""
+    tokens: list[int] = field(body, "input_ids", list)
+    if not tokens or not all(type(token) is int for token in tokens):
+        raise SchemaError("input_ids must be a list of token ids")
+    if not all(0 <= token < engine.config.vocab_size for token in tokens):
+        raise BadRequestError("a token id is outside the vocabulary")
+    return tokens
 
 
 async def _write_blocks(

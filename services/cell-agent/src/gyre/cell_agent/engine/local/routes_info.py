@@ -136,6 +136,7 @@ def _load(engine: LocalEngine) -> dict[str, Any]:
         "num_waiting_uncached_tokens": sum(item.num_tokens for item in waiting),
         "num_used_tokens": cached,
         "num_pins": len(scheduler.pins),
+        "announced": _announced(engine),
         "num_total_tokens": sum(item.num_tokens for item in running + waiting),
         "num_active_tokens": sum(item.num_tokens for item in running),
         "max_total_num_tokens": options.max_total_tokens,
@@ -150,3 +151,11 @@ def _load(engine: LocalEngine) -> dict[str, Any]:
             "paused": int(engine.gate.paused),
         },
     }
+
+
+def _announced(engine: LocalEngine) -> dict[str, int] | None:
+    """The last role switch that pins were announced for; None where none can be."""
+    if engine.options.migration_key is None:
+        return None
+    pins = engine.scheduler.pins
+    return {"switch": pins.switch, "num_executions": pins.num_announced}

@@ -1,0 +1,1 @@
+"""SGLang as an engine: how it is started, and what it lacks on a CPU."""
