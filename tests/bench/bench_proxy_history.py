@@ -37,7 +37,7 @@ from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.codec import encode, make_envelope
 from gyre.contracts.events.calls import CallRecorded, Segment, Span
-from gyre.core.tree import node_id, sampled_node_id
+from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.proxy.app import APIS
 from gyre.proxy.requests import Sampling
 from gyre.testkit.benches import write_report

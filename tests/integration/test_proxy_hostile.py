@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from gyre.adapters.journal import Journal
 from gyre.proxy.app import APIS
 from gyre.testkit.hostile_bodies import VALID
 from gyre.testkit.patient_engine import PatientEngine, patient_engine
-from gyre.testkit.proxy_world import Facts, RunningProxy, running_proxy
+from gyre.testkit.proxy_world import CONTEXT_TOKENS, Facts, RunningProxy, running_proxy
 from gyre.testkit.tiny_model import make_tiny_model
 
 EXECUTION, OTHER = "job-test-g0000-e0", "job-test-g0000-e1"
@@ -61,11 +62,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(model: Path, **limits: float) -> AsyncIterator[World]:
+async def world(
+    model: Path, *, context_tokens: int = CONTEXT_TOKENS, **limits: float
+) -> AsyncIterator[World]:
     log = MemoryEventLog()
     facts = Facts(Journal(log, SystemClock()))
-    await facts.submit(model)
-    async with patient_engine(model) as engine, running_proxy(log, **limits) as served:
+    await facts.submit(model, context_tokens=context_tokens)
+    async with patient_engine(model) as engine, running_proxy(log, None, **limits) as served:
         engine.go.set()
         await facts.rollout(0, engine.url)
         key, other = await facts.start(EXECUTION), await facts.start(OTHER)
@@ -80,7 +83,9 @@ async def test_only_the_running_attempts_own_key_is_served(path: str, model: Pat
         forged = w.key[:-4] + "0000"
         renamed = w.other.replace(OTHER, EXECUTION)
         later = w.facts.key(EXECUTION, attempt=3)
-        for key in (w.key, forged, renamed, later, "none", "gyre_", "gyre_a.b.1.x", "é" * 9):
+        others = Facts(w.facts.journal, job="other-job").key(EXECUTION, attempt=2)
+        refused = (w.key, forged, renamed, later, others)
+        for key in (*refused, "none", "gyre_", "gyre_a.b.1.x", "é" * 9):
             answer = await w.served.http.post(
                 path, content=body, headers={b"authorization": f"Bearer {key}".encode()}
             )
@@ -170,7 +175,7 @@ async def test_a_long_text_holds_up_no_other_execution(
     tail: list[dict[str, Any]], model: Path
 ) -> None:
     body = {"messages": [{"role": "user", "content": "some words " * 100_000}, *tail]}
-    async with world(model) as w:
+    async with world(model, context_tokens=200_000) as w:
         long = asyncio.create_task(w.post(CHAT, orjson.dumps(body), w.key))
         await asyncio.sleep(0.05)
         for _ in range(3):
@@ -178,6 +183,58 @@ async def test_a_long_text_holds_up_no_other_execution(
             assert (await w.post(CHAT, orjson.dumps(HI), w.other)).status_code == 200
         assert not long.done()
         assert (await long).status_code == 400
+
+
+async def test_many_small_messages_hold_up_no_other_execution(model: Path) -> None:
+    body = orjson.dumps({"messages": [{"role": "user", "content": ""}] * 1200})
+    async with world(model, context_tokens=200_000) as w:
+        loop = asyncio.get_running_loop()
+        gaps: list[float] = []
+
+        async def tick() -> None:
+            while True:
+                before = loop.time()
+                await asyncio.sleep(0.005)
+                gaps.append(loop.time() - before)
+
+        ticking = asyncio.create_task(tick())
+        began = loop.time()
+        assert (await w.post(CHAT, body, w.key)).status_code in (200, 400)
+        took = loop.time() - began
+        ticking.cancel()
+    assert max(gaps) < took / 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_more_messages_than_are_served_are_refused(path: str, model: Path) -> None:
+    body = VALID[path]
+    name = "input" if path == "/v1/responses" else "messages"
+    said = {"role": "user", "content": "hi"}
+    async with world(model, max_messages=20) as w:
+        many = orjson.dumps(body | {name: [said] * 21, "instructions": None, "system": []})
+        await w.refused(path, many, 413)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_packed_bodies_are_read_within_bounds(path: str, model: Path) -> None:
+    plain = orjson.dumps(VALID[path])
+    async with world(model, max_body_bytes=100_000) as w:
+
+        async def said(content: bytes, coding: str) -> int:
+            answer = await w.post(path, content, w.key, **{"content-encoding": coding})
+            if answer.status_code != 200:
+                assert isinstance(answer.json()["error"]["message"], str)
+            return answer.status_code
+
+        assert await said(gzip.compress(plain), "gzip") == 200
+        assert await said(zlib.compress(plain), "deflate") == 200
+        assert await said(plain, "identity") == 200
+        assert await said(gzip.compress(b" " * 100_001), "gzip") == 413
+        assert await said(gzip.compress(plain)[:-9], "gzip") == 400
+        assert await said(gzip.compress(gzip.compress(plain)), "gzip") == 400
+        assert await said(plain, "gzip") == 400
+        for coding in ("br", "zstd", "gzip, gzip", "nonsense"):
+            assert await said(plain, coding) == 415
 
 
 async def slowly(w: World, *parts: bytes) -> bytes:

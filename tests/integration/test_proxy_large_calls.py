@@ -13,14 +13,16 @@ import pytest
 
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
-from gyre.adapters.eventlog.base import MAX_EVENT_BYTES
+from gyre.adapters.eventlog.base import MAX_EVENT_BYTES, Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
+from gyre.contracts import subjects
+from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed
 from gyre.core.tree import Tree
-from gyre.proxy.tokenizer import FastTokenizer
+from gyre.proxy.codecs.tokenizer import FastTokenizer
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.patient_engine import PatientEngine, patient_engine
 from gyre.testkit.proxy_world import Facts, RunningProxy, running_proxy
@@ -142,7 +144,7 @@ async def test_a_long_turn_is_delivered_and_known_after_a_restart(
     assert len([path for path in world.blobs.root.rglob("*") if path.is_file()]) == 2
 
 
-async def test_an_execution_whose_body_is_lost_is_refused_alone_and_says_which(
+async def test_an_execution_whose_body_is_lost_is_refused_alone_and_sealed_as_any_other(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, blobs = MemoryEventLog(), DirectoryBlobStore(tmp_path / "blobs")
@@ -160,9 +162,16 @@ async def test_an_execution_whose_body_is_lost_is_refused_alone_and_says_which(
         async with running_proxy(log, blobs) as served:
             await ask(served, other, [{"role": "user", "content": "hello"}])
             refused = await served.client(key).post({"model": "policy", "messages": question})
+            told = "".join(capsys.readouterr())
+            await facts.terminate(EXECUTION)
+            await _sealed(facts)
     assert refused.status_code == 500
-    assert blob.name in refused.json()["error"]["message"]
-    assert blob.name in "".join(capsys.readouterr())
+    assert refused.json()["error"]["code"] == "record_lost"
+    assert blob.name not in refused.text  # where it lay is for operators
+    assert [blob.name in line for line in told.splitlines() if "record_lost" in line] == [True]
+    assert "seal_delayed" not in "".join(capsys.readouterr())
+    [seal] = await _readable(facts)
+    assert seal == CallsSealed(execution=EXECUTION, num_calls=1, last_seq=1)
 
 
 async def test_a_proxy_starts_without_the_bodies_of_executions_that_are_over(
@@ -186,7 +195,14 @@ async def test_a_proxy_starts_without_the_bodies_of_executions_that_are_over(
             await ask(served, other, [{"role": "user", "content": "hello"}])
 
 
+async def _readable(facts: Facts) -> list[Body]:
+    """The execution's events but those whose bodies are lost."""
+    subject = subjects.calls(facts.job, EXECUTION)
+    read = facts.journal.read(Stream.CALLS, (subject,), lost=lambda error: None)
+    return [fact.body async for fact in read]
+
+
 async def _sealed(facts: Facts) -> None:
     async with asyncio.timeout(20):
-        while not isinstance((await facts.calls(EXECUTION))[-1], CallsSealed):
+        while not any(isinstance(body, CallsSealed) for body in await _readable(facts)):
             await asyncio.sleep(0.02)

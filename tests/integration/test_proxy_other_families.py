@@ -21,12 +21,42 @@ from gyre.testkit.specs import job_spec
 EXECUTION = "job-test-g0000-e0"
 # A turn that calls a tool and one that does not, as each family's model says them.
 TURNS = {
+    "deepseek-r1": (
+        (
+            "hm</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write_file\n"
+            '```json\n{"path": "7"}\n```<｜tool▁call▁end｜>'
+            "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
+        ),
+        "so</think>Done.<｜end▁of▁sentence｜>",
+    ),
+    "deepseek-v4": (
+        (
+            'hm</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="write_file">\n'
+            '<｜DSML｜parameter name="path" string="true">7</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>"
+        ),
+        "so</think>Done.<｜end▁of▁sentence｜>",
+    ),
+    "gemma4": (
+        (
+            "<|channel>thought\nhm\n<channel|>"
+            '<|tool_call>call:write_file{path:<|"|>7<|"|>}<tool_call|><|tool_response>'
+        ),
+        "<|channel>thought\nso\n<channel|>Done.<turn|>",
+    ),
     "glm-5": (
         (
             "hm</think><tool_call>write_file<arg_key>path</arg_key><arg_value>7</arg_value>"
             "</tool_call><|observation|>"
         ),
         "so</think>Done.<|user|>",
+    ),
+    "gpt-oss": (
+        (
+            "hm<|end|><|start|>assistant<|channel|>commentary to=functions.write_file "
+            '<|constrain|>json<|message|>{"path": "7"}<|call|>'
+        ),
+        "so<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>",
     ),
     "kimi-k2.5": (
         (

@@ -13,7 +13,7 @@ from gyre.core.matching import Matcher
 from gyre.core.tree import Tree
 from gyre.proxy.apis.base import Opened
 from gyre.proxy.app import APIS
-from gyre.proxy.encoding import Codec, load_codec
+from gyre.proxy.codecs.encoding import Codec, load_codec
 from gyre.proxy.requests import BadRequest, Sampling
 from gyre.proxy.turns import as_answer
 from gyre.testkit.hostile_bodies import VALID, edited

@@ -146,6 +146,34 @@ def test_a_sub_agents_beginning_is_a_delegation(restart: bool) -> None:
     assert calls.ask("s:y", "u:1", "a:A", "u:2", role="sub-agent", tools=[]) == "repeat"
 
 
+@pytest.mark.parametrize("names", [(None, None), ("a", "b")], ids=["unnamed", "named"])
+def test_sub_agents_that_begin_alike_are_delegations_each(
+    names: tuple[str | None, str | None],
+) -> None:
+    """Codex's have the same texts before their tasks."""
+    calls = Calls()
+    calls.ask("s:x", "u:here", "u:1")
+    first, second = names
+    alike = ("s:y", "u:here")
+    assert calls.ask(*alike, "u:2", role="sub-agent", agent=first, answer="A") == "delegation"
+    assert calls.ask(*alike, "u:3", role="sub-agent", agent=second, answer="B") == "delegation"
+    on = (*alike, "u:2", "a:A")
+    assert calls.ask(*on, "u:4", role="sub-agent", agent=first, answer="C") is None
+    assert calls.ask(*alike, "u:2", "u:5", role="sub-agent", agent=first) == "dropped_turn"
+    edited = (*on, "u:4", "a:other", "u:6")
+    assert calls.ask(*edited, role="sub-agent", agent=first) == "edited_history"
+
+
+def test_a_new_sub_agent_may_begin_with_its_parents_history() -> None:
+    calls = Calls()
+    calls.ask("s:x", "u:1", answer="A")
+    calls.ask("s:x", "u:1", "a:A", "u:2", answer="B")
+    forked = ("s:x", "u:1", "a:A", "u:look")
+    assert calls.ask(*forked, role="sub-agent", agent="a", answer="C") == "delegation"
+    assert calls.ask(*forked, "a:C", "u:on", role="sub-agent", agent="a") is None
+    assert calls.ask("s:x", "u:1", "a:A", "u:other", role="sub-agent", agent="a") == "branch"
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_sub_agent_that_is_known_by_name_delegates_to_nobody_by_beginning_anew(
     restart: bool,
@@ -241,10 +269,16 @@ def test_only_the_first_calls_head_is_the_first_head() -> None:
 class StrictEncoder(ToyEncoder):
     """A family whose template retells turns: sampled tokens are below 10 or above 299."""
 
-    def inputs_after_turn(self, turn: array[int], messages: Sequence[Message]) -> list[array[int]]:
+    def inputs_after_turn(
+        self,
+        turn: array[int],
+        messages: Sequence[Message],
+        *,
+        opening: array[int] | None = None,
+    ) -> list[array[int]]:
         if turn[0] >= 300:
             raise CannotBridge
-        return super().inputs_after_turn(turn, messages)
+        return super().inputs_after_turn(turn, messages, opening=opening)
 
 
 def test_a_turn_that_the_template_retells_stands_beside_the_sampled_one() -> None:

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.core.messages import Message, ToolCall
-from gyre.proxy.apis.messages_history import read_history, shown_tool_id, tool_id
+from gyre.proxy.apis.messages_history import (
+    read_messages,
+    read_system,
+    shown_tool_id,
+    tool_id,
+)
 from gyre.proxy.requests import BadRequest
 
 CALL = "call_0123456789abcdef01234567"
@@ -20,7 +25,7 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.220.af1; cc_entrypoint=sdk
 
 
 def read(*messages: dict[str, Any], system: Any = None) -> tuple[Message, ...]:
-    return read_history(system, list(messages))
+    return (*read_system(system), *read_messages(list(messages))[0])
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -266,7 +271,7 @@ def test_what_is_no_history_is_a_bad_request_that_names_the_place(
     messages: Any, words: str
 ) -> None:
     with pytest.raises(BadRequest) as refused:
-        read_history(None, messages)
+        read_messages(messages)
     assert words in str(refused.value)
 
 

@@ -214,3 +214,10 @@ def test_an_error_in_a_stream_is_an_event() -> None:
     assert (name, rest) == ("event: error", ["", ""])
     body = json.loads(data.removeprefix("data: "))
     assert body["error"] == {"type": "overloaded_error", "message": "busy"}
+
+
+def test_more_tools_than_a_context_holds_are_refused_as_the_vendor_refuses_a_list() -> None:
+    tools = [TOOL | {"name": f"run{number}"} for number in range(1025)]
+    assert len(parse(tools=tools[:1024]).tools) == 1024
+    with pytest.raises(BadRequest, match=r"tools: List should have at most 1024 items"):
+        parse(tools=tools * 10)

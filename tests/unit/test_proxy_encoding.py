@@ -11,9 +11,9 @@ import pytest
 from gyre.core.matching import Matcher
 from gyre.core.messages import Message, ToolCall
 from gyre.core.tree import Tree
-from gyre.proxy.encoding import FamilyCodec, load_codec
-from gyre.proxy.families import FAMILIES
-from gyre.proxy.tokenizer import FastTokenizer, ModelFilesError
+from gyre.proxy.codecs.encoding import FamilyCodec, load_codec
+from gyre.proxy.codecs.families import FAMILIES
+from gyre.proxy.codecs.tokenizer import FastTokenizer, ModelFilesError
 from gyre.testkit.proxy_world import TOOLS
 from gyre.testkit.tiny_model import make_tiny_model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,8 @@ import pytest
 
 from gyre.contracts.families import SERVED
 from gyre.core.messages import Message, ToolCall
-from gyre.proxy.encoding import FamilyCodec, ParsedTurn
-from gyre.proxy.families import FAMILIES
-from gyre.proxy.tokenizer import FastTokenizer
+from gyre.proxy.codecs.encoding import FamilyCodec, ParsedTurn, family_codec
+from gyre.proxy.codecs.tokenizer import FastTokenizer
 from gyre.proxy.turns import sent_turn, tool_call_id
 from gyre.testkit.family_tokenizers import FamilyFiles
 from gyre.testkit.matched_calls import MatchedCalls
@@ -31,11 +31,16 @@ TOOLS: list[Mapping[str, Any]] = [
         },
     }
 ]
-# Templates that drop the thinking of turns before the last user's message, without a switch.
-FORGETFUL = {"qwen3", "qwen3.5", "glm-4.5", "minimax-m2", "kimi-k2.5"}
-# Templates that tell no thinking (beside calls), and have no form for several calls in a turn.
-THOUGHTLESS = {"qwen3-vl", "prime-qwen3", "kimi-k2", "llama-3"}
-ONE_CALL = {"llama-3"}
+# Templates that drop the thinking of turns before the last user's message, without a switch; that
+# of gpt-oss ends an earlier turn with another token than the one that was sampled.
+FORGETFUL = {"qwen3", "qwen3.5", "glm-4.5", "minimax-m2", "kimi-k2.5", "gpt-oss", "gemma4"}
+# The template that drops the thinking of any earlier turn.
+OBLIVIOUS = {"deepseek-r1"}
+# Models that do not think (beside calls), and templates with no form for several calls in a turn,
+# or that put its text behind the results.
+THOUGHTLESS = {"qwen3-vl", "prime-qwen3", "kimi-k2", "llama-3", "deepseek-v3"}
+ONE_CALL = {"llama-3", "gpt-oss"}
+TEXT_BEHIND = {"gemma4"}
 
 PLAIN = Message(role="assistant", content="All done.", reasoning="so")
 
@@ -47,7 +52,7 @@ Codecs = Callable[[str], FamilyCodec]
 def codec_of(tmp_path_factory: pytest.TempPathFactory) -> Codecs:
     """A codec of its own at each call, over files that families share."""
     files = FamilyFiles(tmp_path_factory.mktemp("families"))
-    return lambda family: FamilyCodec(FastTokenizer(files.of(family)), FAMILIES[family])
+    return lambda family: family_codec(FastTokenizer(files.of(family)), family)
 
 
 def spelled(codec: FamilyCodec, ids: Sequence[int]) -> list[int]:
@@ -65,25 +70,34 @@ def spelled(codec: FamilyCodec, ids: Sequence[int]) -> list[int]:
     return found[:-1]
 
 
-def sampled(codec: FamilyCodec, message: Message, then: str = "<|user|>") -> list[int]:
+def sampled(
+    codec: FamilyCodec, message: Message, then: str = "<|user|>", after: str = "user"
+) -> list[int]:
     """What the model would sample for `message`, as its template tells it. then: what comes next,
-    for families whose turns end with that."""
-    opening = codec.generation()
-    told = codec.assistant(message)
+    for families whose turns end with that. after: what it is sampled after."""
+    opening = codec.generation(after=after)
+    told = codec.assistant(message, after=after)
+    if codec._renderer.config.name in OBLIVIOUS:
+        told = opening + thought(codec) + told[after == "user" :]
     assert told[: len(opening)] == opening
     turn = told[len(opening) :].tolist()
+    if told[-1:] == codec._close and turn[-1] not in codec.stop_token_ids:
+        turn[-1] = codec.stop_token_ids[0]
     if turn[-1] not in codec.stop_token_ids:
         turn.append(codec._tokenizer.convert_tokens_to_ids(then) or 0)
     assert turn[-1] in codec.stop_token_ids
     return turn
 
 
-def called(num: int) -> Message:
+def thought(codec: FamilyCodec) -> array[int]:
+    return array("i", codec._tokenizer.encode("hm\n</think>\n\n"))
+
+
+def called(num: int, content: str = "I write.") -> Message:
     calls = tuple(
         ToolCall(id=f"c{n}", name="write_file", arguments=f'{{"path": "a b{n}", "size": {n}}}')
         for n in range(num)
     )
-    content = "" if num == 1 else "I write."
     return Message(role="assistant", content=content, reasoning="hm", tool_calls=calls)
 
 
@@ -107,7 +121,8 @@ class Talk(MatchedCalls):
         assert plan.fork_reason is None
         self.asked.append((self.matcher.tree.path_tokens(plan.parent).tolist(), list(output)))
         call = f"e-c{len(self.log):05d}"
-        turn = self.codec.parse(output, tools=TOOLS)
+        opening = self.matcher.tree.node(plan.parent).token_ids
+        turn = self.codec.parse(output, tools=TOOLS, opening=opening)
         self.record(plan, output, sent_turn(call, turn))
         calls = tuple(
             ToolCall(id=tool_call_id(call, place), name=it.name, arguments=it.arguments)
@@ -142,9 +157,10 @@ def long_talk(codec: FamilyCodec, family: str) -> Talk:
     ]
     assert (turn.reasoning is None) == (family in THOUGHTLESS)
     talk.results()
-    again = sampled(codec, called(1), "<|observation|>")
+    again = sampled(codec, called(1, ""), "<|observation|>", after="tool")
     assert len(talk.ask(spelled(codec, again)).tool_calls) == 1
     talk.results()
+    again = sampled(codec, called(1, ""), "<|observation|>")
     talk.say("Go on.", "é 漢 🙂")
     cut = talk.ask(spelled(codec, again[: len(again) * 3 // 4]))
     assert cut.tool_calls == ()
@@ -177,13 +193,14 @@ def test_old_turns_match_without_a_tokenizer(codec_of: Codecs, family: str) -> N
         assert plan.added == ()
 
 
-def raw(message: Message) -> dict[str, Any]:
-    """As a user of `renderers` has it."""
+def raw(message: Message, *, named: bool) -> dict[str, Any]:
+    """As a user of `renderers` has it. named: results carry the name of their tool."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
     if message.role == "tool":
         found["tool_call_id"] = message.tool_call_id
+        found |= {"name": "write_file"} if named else {}
     if message.tool_calls:
         found["tool_calls"] = [
             {"id": it.id, "function": {"name": it.name, "arguments": it.arguments}}
@@ -207,7 +224,8 @@ def test_a_conversation_is_as_the_template_tells_it(
             told.append(PLAIN)
             talk.say("And more.", "Please.")
             told += talk.messages[-2:]
-        turn = called(1 if family in ONE_CALL else 2)
+        content = "" if family in TEXT_BEHIND | ONE_CALL else "I write."
+        turn = called(1 if family in ONE_CALL else 2, content)
         ids = [f"functions.write_file:{place}" for place in range(2)]
         calls = tuple(
             ToolCall(id=identity, name=call.name, arguments=call.arguments)
@@ -224,7 +242,19 @@ def test_a_conversation_is_as_the_template_tells_it(
             for result, call in zip(results, calls, strict=True)
         ]
     talk.ask([])
-    renderer = FAMILIES[family].build(codec._tokenizer)
-    whole = renderer.render_ids([*map(raw, told)], tools=TOOLS, add_generation_prompt=True)
-    keeps = queries == 1 or family not in FORGETFUL
+    named = codec._family.tool_names
+    whole = rendered(codec, [raw(message, named=named) for message in told])
+    keeps = family not in OBLIVIOUS and (queries == 1 or family not in FORGETFUL)
     assert (talk.asked[-1][0] == whole) == keeps
+
+
+def rendered(codec: FamilyCodec, messages: list[dict[str, Any]]) -> list[int]:
+    """A conversation with TOOLS as the template tells it, in one piece."""
+    family = codec._family
+    tools: list[Any] | None = TOOLS
+    if family.tools_text is not None:
+        text = f"{messages[0]['content']}\n\n{family.tools_text(TOOLS)}"
+        messages, tools = [{"role": "system", "content": text}, *messages[1:]], None
+    renderer = family.build(codec._tokenizer)
+    ids: list[int] = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+    return ids

@@ -3,6 +3,7 @@ only once."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +15,9 @@ from gyre.contracts.families import SERVED
 from gyre.core.matching import Matcher
 from gyre.core.messages import Message, ToolCall
 from gyre.core.tree import Tree
-from gyre.proxy.encoding import FamilyCodec
-from gyre.proxy.families import FAMILIES
-from gyre.proxy.tokenizer import FastTokenizer
+from gyre.proxy.codecs.encoding import FamilyCodec, family_codec
+from gyre.proxy.codecs.families import FAMILIES
+from gyre.proxy.codecs.tokenizer import FastTokenizer
 from gyre.proxy.turns import sent_turn, tool_call_id
 from gyre.testkit.family_tokenizers import FamilyFiles, control_tokens
 from gyre.testkit.matched_calls import MatchedCalls
@@ -32,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> FamilyFiles:
 
 @pytest.fixture
 def codec_of(files: FamilyFiles) -> Codecs:
-    return lambda family: FamilyCodec(FastTokenizer(files.of(family)), FAMILIES[family])
+    return lambda family: family_codec(FastTokenizer(files.of(family)), family)
 
 
 def tool(text: str = "") -> Mapping[str, Any]:
@@ -56,7 +57,7 @@ def context(codec: FamilyCodec, messages: list[Message], tools: list[Any]) -> li
 
 def everywhere(codec: FamilyCodec, text: str) -> list[int]:
     """`text` in every place that a client can put text into."""
-    call = ToolCall(id=text, name="f", arguments=f'{{"a": "{text}"}}')
+    call = ToolCall(id=text, name="f", arguments=json.dumps({"a": text}, ensure_ascii=False))
     messages = [
         Message(role="system", content=text),
         Message(role="user", content=f"before{text}after"),
@@ -82,6 +83,21 @@ def test_no_text_of_a_client_becomes_a_control_token(codec_of: Codecs, family: s
 
 
 @each_family
+def test_no_way_to_write_arguments_makes_a_control_token(codec_of: Codecs, family: str) -> None:
+    """JSON has other ways to write a letter, and can write what is no text."""
+    codec = codec_of(family)
+    told = []
+    for names in (control_tokens(family), ["harmless"] * len(control_tokens(family))):
+        values = ["".join(f"\\u{ord(letter):04x}" for letter in name) for name in names]
+        items = ", ".join(f'"{place}{it}": ["{it}"]' for place, it in enumerate(values))
+        ids = codec.assistant(called(f"{{{items}}}"))
+        told.append(Counter(filter(codec._tokenizer._control.__contains__, ids)))
+    # A template may frame each argument, so there is one of each.
+    assert told[0] == told[1]
+    assert "ud800" in codec._decode(codec.assistant(called('{"a": "\\ud800"}')))
+
+
+@each_family
 @pytest.mark.parametrize("tools", [[], [tool("x")]])
 @pytest.mark.parametrize("system", [None, "Be good.\n\nVery."])
 def test_message_by_message_is_the_whole_template(
@@ -93,7 +109,15 @@ def test_message_by_message_is_the_whole_template(
         raw.insert(0, {"role": "system", "content": system})
     messages = [Message(role=item["role"], content=item["content"]) for item in raw]  # type: ignore[arg-type]
     renderer = FAMILIES[family].build(codec._tokenizer)
-    whole = renderer.render_ids(raw, tools=tools or None, add_generation_prompt=True)
+    tools_text = FAMILIES[family].tools_text
+    template_tools = tools if tools_text is None else []
+    if tools and tools_text is not None:
+        texts = [text for text in (system, tools_text(tools)) if text is not None]
+        raw = [
+            {"role": "system", "content": "\n\n".join(texts)},
+            *(it for it in raw if it["role"] == "user"),
+        ]
+    whole = renderer.render_ids(raw, tools=template_tools or None, add_generation_prompt=True)
     assert context(codec, messages, tools) == whole
 
 
@@ -144,7 +168,7 @@ def test_a_turn_that_was_cut_goes_on_as_it_is(codec_of: Codecs, family: str) -> 
         assert "on" in codec._decode(after[len(before) :])
 
 
-@pytest.mark.parametrize("family", ["kimi-k2", "kimi-k2.5", "inkling"])
+@pytest.mark.parametrize("family", ["kimi-k2", "kimi-k2.5", "inkling", "gemma4"])
 def test_results_in_another_order_are_told_of_their_own_calls(
     codec_of: Codecs, family: str
 ) -> None:
@@ -193,7 +217,7 @@ class Counting(FastTokenizer):
 @each_family
 def test_only_what_is_new_is_encoded(files: FamilyFiles, family: str) -> None:
     tokenizer = Counting(files.of(family))
-    codec = FamilyCodec(tokenizer, FAMILIES[family])
+    codec = family_codec(tokenizer, family)
     calls = MatchedCalls()
     messages = [Message(role="system", content="s" * 500), Message(role="user", content="u" * 100)]
     output = [*tokenizer.encode("All done."), codec.stop_token_ids[0]]
@@ -210,15 +234,17 @@ def test_only_what_is_new_is_encoded(files: FamilyFiles, family: str) -> None:
     assert max(costs[2:]) == min(costs[2:]) < 300
 
 
-@each_family
+@pytest.mark.parametrize("family", [it for it in SERVED if not FAMILIES[it].one_text])
 def test_a_message_is_told_the_same_whatever_stands_beside_it(
     codec_of: Codecs, family: str
 ) -> None:
-    """A client may leave a reminder out later, or send one more."""
+    """A client may leave a reminder out later, or send one more. Only a turn that goes on behind a
+    result has to end before somebody else speaks."""
     codec = codec_of(family)
     result = Message(role="tool", content="r", tool_call_id="c")
     reminder = Message(role="system", content="Mind.")
     user = Message(role="user", content="go")
-    alone = [codec.inputs([message])[0] for message in (result, reminder, user)]
+    after = {"tool": "user", "system": "tool", "user": "user"}
+    alone = [codec.inputs([it], after=after[it.role])[0] for it in (result, reminder, user)]
     assert codec.inputs([result, reminder, user]) == alone
     assert codec.inputs([user, result]) == [alone[2], alone[0]]

@@ -105,15 +105,17 @@ def test_only_the_latest_running_attempt_is_valid() -> None:
 
     say(ordered("e", 0))
     assert registry.executions["e"].seed == 5
-    assert not registry.is_valid("e", 1)
-    assert registry.may_become_valid("e", 1)
+    assert not registry.is_valid(JOB, "e", 1)
+    assert registry.may_become_valid(JOB, "e", 1)
     say(AttemptStarted(execution="e", attempt=1, key_id="k", workspace="w"))
-    assert registry.is_valid("e", 1)
+    assert registry.is_valid(JOB, "e", 1)
+    assert not registry.is_valid("other", "e", 1)
+    assert not registry.may_become_valid("other", "e", 2)
     assert say(AttemptFailed(execution="e", attempt=1, error="x")).revoked == ("e",)
-    assert not registry.is_valid("e", 1)
-    assert not registry.may_become_valid("e", 1)
+    assert not registry.is_valid(JOB, "e", 1)
+    assert not registry.may_become_valid(JOB, "e", 1)
     say(AttemptStarted(execution="e", attempt=2, key_id="k", workspace="w"))
-    assert registry.is_valid("e", 2)
+    assert registry.is_valid(JOB, "e", 2)
     ended = say(
         Terminated(
             execution="e", attempt=2, reason="completed", exit_code=0, signal=None, workspace=None,
@@ -121,6 +123,6 @@ def test_only_the_latest_running_attempt_is_valid() -> None:
         )
     )  # fmt: skip
     assert ended.terminated == ("e",)
-    assert not registry.is_valid("e", 2)
+    assert not registry.is_valid(JOB, "e", 2)
     registry.forget("e")
-    assert not registry.may_become_valid("e", 3)
+    assert not registry.may_become_valid(JOB, "e", 3)

@@ -18,11 +18,12 @@ from aiohttp import web
 
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
+from gyre.adapters.collection import collect_seldom
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime, service_main
 from gyre.proxy.app import app_runner
-from gyre.proxy.engines import Engines, engine_session
+from gyre.proxy.sampling.streams import Engines, engine_session
 from gyre.proxy.service import Proxy
 from gyre.proxy.settings import ProxySettings
 
@@ -34,10 +35,14 @@ async def main(settings: ProxySettings, runtime: Runtime) -> None:
     """Serves until it is cancelled. Until the log is folded clients wait in the backlog."""
     clock = SystemClock()
     log = JetStreamEventLog(settings.nats_url, name="gyre-proxy")
-    async with engine_session() as session:
+    limits = settings.proxy_limits
+    async with (
+        engine_session() as session,
+        Engines(session, limits.max_context_bytes) as engines,
+    ):
         journal = Journal(log, clock, DirectoryBlobStore(settings.blobs_dir))
         secret = settings.key_secret.get_secret_value()
-        proxy = Proxy(journal, Engines(session), clock, secret, settings.proxy_limits)
+        proxy = Proxy(journal, engines, clock, secret, limits)
         try:
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(proxy.follow())
@@ -60,6 +65,7 @@ async def _serve(
     await runner.setup()
     try:
         await web.SockSite(runner, _listening_socket(settings), backlog=_BACKLOG).start()
+        collect_seldom()
         runtime.ready()
         await asyncio.Event().wait()
     finally:

@@ -8,13 +8,14 @@ then, so that most failures still have a status of their own. Every wait ends: `
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gyre.adapters.clock import Clock
-from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.keys import KeyIdentity
 from gyre.adapters.logging import bind, get_logger
 from gyre.proxy.apis import models
@@ -23,13 +24,14 @@ from gyre.proxy.apis.chat import Chat
 from gyre.proxy.apis.messages import Messages, counted
 from gyre.proxy.apis.responses import Responses
 from gyre.proxy.bodies import Bodies
-from gyre.proxy.faults import later
+from gyre.proxy.faults import fault_of, later
 from gyre.proxy.live import Live, OpenCall, Waiter
+from gyre.proxy.overlong import refuse_overlong
 from gyre.proxy.planning import LONG_BODY, beside
-from gyre.proxy.requests import Fault, Sampling
+from gyre.proxy.readings import Readings
+from gyre.proxy.requests import BadRequest, Fault, Sampling
 from gyre.proxy.sending import Stream, is_here, respond
-from gyre.proxy.service import Proxy, Unauthorized
-from gyre.proxy.tokenizer import ModelFilesError
+from gyre.proxy.service import Proxy
 
 # What is nobody's business beyond the check of the key.
 _CREDENTIALS = ("authorization", "x-api-key", "cookie")
@@ -39,6 +41,8 @@ _COMMIT_S = 45.0
 _LINE_CHARS = 300
 # For a client that sends on after its answer, so that it sees the answer and not a reset.
 _LINGERING_S = 2.0
+# Whose request it is, for the log.
+_BOUND = web.RequestKey("bound", dict[str, str])
 
 _CHAT = Chat()
 _MESSAGES = Messages()
@@ -55,19 +59,22 @@ def app_runner(proxy: Proxy, clock: Clock) -> web.AppRunner:
         ProxyApp(proxy, clock).application(),
         handler_cancellation=True,
         access_log=None,
+        logger=_server_log(),
+        auto_decompress=False,  # `Bodies` does it, beside the loop and within bounds
         keepalive_timeout=proxy.limits.idle_timeout_s,
         lingering_time=_LINGERING_S,
     )
 
 
 class ProxyApp:
-    """Handlers over a Proxy. Holds no state of calls."""
+    """Handlers over a Proxy. Holds no state of calls, but what is known of histories."""
 
     def __init__(self, proxy: Proxy, clock: Clock) -> None:
         self._proxy = proxy
         self._clock = clock
         self._limits = proxy.limits
         self._bodies = Bodies(proxy.limits)
+        self._readings: Readings[tuple[str, Api]] = Readings(proxy.limits.max_reading_bytes)
 
     def application(self) -> web.Application:
         """The routes, each with errors in its API's shape."""
@@ -107,7 +114,8 @@ class ProxyApp:
     async def _count_tokens(self, request: web.Request) -> web.Response:
         headers = _headers(request)
         identity = await self._proxy.authorize(_MESSAGES.key(headers))
-        with bind(job=identity.job, execution=identity.execution):
+        request[_BOUND] = {"job": identity.job, "execution": identity.execution}
+        with bind(**request[_BOUND]):
             exchange = await self._parse(request, _MESSAGES, headers, identity)
             num_tokens = await self._proxy.count_tokens(identity, exchange.request)
         return web.Response(body=counted(num_tokens), content_type="application/json")
@@ -116,7 +124,8 @@ class ProxyApp:
         async def handle(request: web.Request) -> web.StreamResponse:
             headers = _headers(request)
             identity = await self._proxy.authorize(api.key(headers))
-            with bind(job=identity.job, execution=identity.execution):
+            request[_BOUND] = {"job": identity.job, "execution": identity.execution}
+            with bind(**request[_BOUND]):
                 return await self._complete(request, api, headers, identity)
 
         return handle
@@ -141,13 +150,23 @@ class ProxyApp:
     async def _parse(
         self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> Exchange:
-        rollout = self._proxy.served(identity.job).spec.rollout
+        served = self._proxy.served(identity.job)
+        rollout = served.spec.rollout
         sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
         kept = {name: text for name, text in headers.items() if name not in _CREDENTIALS}
         body = await self._bodies.read(request)
-        if len(body) > LONG_BODY:
-            return await beside(lambda: api.parse(body, kept, sampling))
-        return api.parse(body, kept, sampling)
+        known = self._readings.find((identity.execution, api), body)
+        if len(body) - (known.num_bytes if known else 0) > LONG_BODY:
+            exchange = await beside(lambda: api.parse(body, kept, sampling, known))
+        else:
+            exchange = api.parse(body, kept, sampling, known)
+        most = self._limits.max_messages
+        if len(exchange.request.messages) > most:
+            too_large = f"the request has more than {most} messages"
+            raise BadRequest(too_large, code="request_too_large", status=413)
+        await refuse_overlong(exchange.request, served.codec, served.spec.model.context_tokens)
+        self._readings.keep((identity.execution, api), exchange.request.reading, known)
+        return exchange
 
     async def _wait(
         self,
@@ -173,13 +192,13 @@ class ProxyApp:
             response = await respond(request, exchange, answer, stream)
             delivered = True
             return response
-        except Fault as fault:
-            if not stream.is_open:
-                raise
-            return await stream.fail(exchange, fault)
         except ConnectionError as error:
             reason = f"the connection broke: {type(error).__name__}"
             raise
+        except Exception as error:
+            if not stream.is_open:
+                raise
+            return await stream.fail(exchange, fault_of(error))
         finally:
             self._proxy.calls.leave(live, call, waiter, delivered=delivered, reason=reason)
 
@@ -212,18 +231,14 @@ class ProxyApp:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turns what this service knows to go wrong into the API's error shape."""
+    """The edge: whatever goes wrong, the client is told in its API's shape."""
     try:
         return await handler(request)
-    except Fault as fault:
-        return _error(request, fault)
-    except Unauthorized as error:
-        return _error(request, Fault(str(error), status=401, code="invalid_api_key"))
-    except (ModelFilesError, EventLogError) as error:
-        get_logger().error("request_failed", error=str(error))
-        return _error(request, Fault(str(error), status=500, code="internal_error"))
-    except web.HTTPException as error:
-        return _error(request, Fault(error.reason, status=error.status, code=None))
+    except ConnectionError:
+        raise  # nobody is there to be told
+    except Exception as error:  # noqa: BLE001  what is not foreseen is told, and logged whole
+        with bind(**request.get(_BOUND, {})):
+            return _error(request, fault_of(error))
 
 
 def _error(request: web.Request, fault: Fault) -> web.Response:
@@ -246,6 +261,26 @@ def _api_of(request: web.Request) -> Api:
     """Whose client asks, also where nothing is served."""
     is_anthropic = request.path.startswith("/v1/messages/") or models.is_anthropic(request.headers)
     return APIS.get(request.path, _MESSAGES if is_anthropic else _CHAT)
+
+
+class _Unreadable(logging.Filter):
+    """Of what aiohttp says about requests that are no HTTP, the kind of fault: the rest is the
+    client's text, which may hold a key. Nothing of clients that are gone."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "request_unreadable: %s", (type(error).__name__,)
+            record.exc_info = None
+        return not isinstance(error, ConnectionError)
+
+
+def _server_log() -> logging.Logger:
+    log = logging.getLogger("gyre.proxy.http")
+    if not log.filters:
+        log.addFilter(_Unreadable())
+    return log
 
 
 def _headers(request: web.Request) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -11,6 +13,9 @@ from gyre.proxy.faults import overloaded
 from gyre.proxy.limits import Limits
 from gyre.proxy.requests import BadRequest
 
+# Content codings, by zlib's number for their format.
+_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
 
 class Bodies:
     """num_bytes: of bodies that are being received."""
@@ -18,14 +23,46 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.num_bytes = 0
+        # One body at a time is unpacked, since each may be a thousand times what was received, and
+        # always in the same thread: each keeps to itself what it has once used of memory.
+        self._unpacker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unpack")
 
     async def read(self, request: web.Request) -> bytes:
-        """The whole body. Raises BadRequest (413, 408), Fault (overloaded)."""
+        """The whole body, unpacked. Raises BadRequest (413, 408, 415), Fault (overloaded)."""
+        coding = request.headers.get("Content-Encoding", "").strip().lower()
+        if coding in ("", "identity"):
+            return await self._received(request)
+        if coding not in _CODINGS:
+            text = f"the body's content-encoding is not one of {', '.join(_CODINGS)}"
+            raise BadRequest(text, code="unsupported_encoding", status=415)
+        packed = await self._received(request)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._unpacker, self._unpacked, packed, _CODINGS[coding])
+
+    def _unpacked(self, packed: bytes, form: int) -> bytes:
+        """Of no more than is wanted. form: zlib's number for it."""
+        unpacker = zlib.decompressobj(form)
+        try:
+            body = unpacker.decompress(packed, self._limits.max_body_bytes + 1)
+        except zlib.error as error:
+            raise BadRequest(f"the body cannot be unpacked: {error}") from error
+        if len(body) > self._limits.max_body_bytes:
+            raise self._too_large()
+        if not unpacker.eof:
+            raise BadRequest("the body cannot be unpacked: its end is missing")
+        return body
+
+    async def _received(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > self._limits.max_body_bytes:
             raise self._too_large()
         chunks: list[bytes] = []
         size = 0
         try:
+            if request.content.is_eof():  # a short one comes with its head
+                body = request.content.read_nowait()
+                if len(body) > self._limits.max_body_bytes:
+                    raise self._too_large()
+                return body
             async with asyncio.timeout(self._limits.body_timeout_s):
                 async for chunk in request.content.iter_any():
                     chunks.append(chunk)

@@ -22,17 +22,18 @@ from gyre.adapters.failpoints import failpoint
 from gyre.contracts.events.calls import CallRerouted
 from gyre.core.matching import Plan
 from gyre.core.origins import Origin
-from gyre.proxy.encoding import Codec
+from gyre.proxy.codecs.encoding import Codec
 from gyre.proxy.faults import attempt_over, not_sampled, overloaded, unrecorded
-from gyre.proxy.generation import Generation, GenerationFailed, GenerationStopped, Generator
 from gyre.proxy.holding import attach, give_up, record_undelivered
 from gyre.proxy.limits import Limits
 from gyre.proxy.live import Live, OpenCall, Served, Waiter, Whole
 from gyre.proxy.origins import request_facts
-from gyre.proxy.planning import is_strange, num_chars, opening_of, plan_of
+from gyre.proxy.planning import context_of, is_strange, opening_of, plan_of
 from gyre.proxy.records import recorded
 from gyre.proxy.requests import Answer, ContextFull, Fault, Request, TokenLogprob
-from gyre.proxy.turns import as_answer, sent_turn
+from gyre.proxy.sampling.course import Generation, GenerationFailed, GenerationStopped
+from gyre.proxy.sampling.generation import Generator
+from gyre.proxy.turns import as_answer, num_reasoning_tokens, sampled_turn, sent_turn
 
 
 class Moved(Exception):
@@ -102,10 +103,10 @@ class Calls:
         except Fault:
             live.matcher.undo(plan)
             raise
-        live.num_chars = max(live.num_chars, num_chars(request.messages))
+        live.num_chars = max(live.num_chars, request.num_chars)
         for replaced in live.deliveries.stopping(key):
             live.open[replaced].superseded = True
-        generation = _generation(live, plan, served, room)
+        generation = _generation(live, plan, request, served, room)
         live.deliveries.open(generation.call, key, waiter)
         call = OpenCall(
             id=generation.call,
@@ -166,6 +167,7 @@ class Calls:
             num_input=call.plan.num_input_tokens,
             num_output=len(whole.output_ids),
             num_cached=whole.num_cached,
+            num_reasoning=num_reasoning_tokens(whole.turn, whole.output_ids, codec.text),
             logprobs=tuple(
                 TokenLogprob(token=codec.token_text(token), logprob=logprob)
                 for token, logprob in logprobs
@@ -191,14 +193,14 @@ class Calls:
         committed = False
         try:
             failure = await self._sample(live, generation)
-            turn = codec.parse(
-                generation.output_ids, tool_calls=request.tool_calls, tools=request.tools
-            )
+            opening = live.matcher.tree.node(call.plan.parent)
+            turn = sampled_turn(codec, request, opening, generation.output_ids)
             async with live.asking:
                 event = recorded(live, call, generation, request, turn, failure, api)
             await live.log.append(event, call.id)
             async with live.asking:
                 live.matcher.recorded(event)
+                generation.end_at(live.tails, event)
                 if failure is None:
                     live.matcher.sent(event.node, sent_turn(call.id, turn))
             live.delivered = [told for told in live.delivered if told not in event.delivered]
@@ -264,9 +266,7 @@ class Calls:
             stopped = node.token_ids[-1:] and node.token_ids[-1] in codec.stop_token_ids
             task.set_result(
                 Whole(
-                    turn=codec.parse(
-                        node.token_ids, tool_calls=request.tool_calls, tools=request.tools
-                    ),
+                    turn=sampled_turn(codec, request, tree.node(plan.parent), node.token_ids),
                     output_ids=tuple(node.token_ids),
                     logprobs=tuple(sampled.logprobs),
                     finish="stop" if stopped else "length",
@@ -285,16 +285,17 @@ class Calls:
         return None
 
 
-def _generation(live: Live, plan: Plan, served: Served, room: int) -> Generation:
+def _generation(live: Live, plan: Plan, request: Request, served: Served, room: int) -> Generation:
     index, live.next_index = live.next_index, live.next_index + 1
     rollout = served.spec.rollout
     return Generation(
         call=f"{live.execution.id}-c{index:05d}",
         execution=live.execution,
         index=index,
-        input_ids=live.matcher.tree.path_tokens(plan.parent),
+        input_ids=context_of(live, plan, request),
         max_new_tokens=min(rollout.max_new_tokens, room),
         temperature=rollout.temperature,
         stop_token_ids=served.codec.stop_token_ids,
         deadline=asyncio.get_running_loop().time() + rollout.call_timeout_s,
+        tail=live.tails.before(live.matcher.tree, plan.parent),
     )

@@ -30,12 +30,15 @@ class Effects:
     """What one fact asks of the shell.
 
     woken: executions and (job, cell) whose waiters look again. revoked: executions whose earlier
-    attempts' open calls end. terminated: executions to seal.
+    attempts' open calls end. terminated: executions to seal. moved, left: executions that go on
+    elsewhere, and the engine that they leave.
     """
 
     woken: tuple[str | tuple[str, int], ...] = ()
     revoked: tuple[str, ...] = ()
     terminated: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    left: Engine | None = None
 
 
 _NONE = Effects()
@@ -74,22 +77,26 @@ class Registry:
                     self._execution(job, order.execution).seed = order.seed
         changed = self.routes.evolve(job, sequence, fact)
         cells = tuple((job, cell) for cell in changed.cells)
-        return Effects(woken=(*changed.executions, *cells))
+        moved = changed.executions if changed.left is not None else ()
+        return Effects(woken=(*changed.executions, *cells), moved=moved, left=changed.left)
 
-    def is_valid(self, execution: str, attempt: int) -> bool:
-        """Whether calls of this attempt are served: it is the latest and runs."""
+    def is_valid(self, job: str, execution: str, attempt: int) -> bool:
+        """Whether calls of this attempt are served: it is the job's, the latest, and runs."""
         known = self.executions.get(execution)
         return (
             known is not None
+            and known.job == job
             and execution not in self.terminated
             and known.attempt == attempt
             and known.failed_attempt < attempt
         )
 
-    def may_become_valid(self, execution: str, attempt: int) -> bool:
+    def may_become_valid(self, job: str, execution: str, attempt: int) -> bool:
         """Whether a fact that is still under way could make the attempt valid."""
         known = self.executions.get(execution)
-        return execution not in self.terminated and (known is None or known.attempt < attempt)
+        if execution in self.terminated:
+            return False
+        return known is None or (known.job == job and known.attempt < attempt)
 
     def engine(self, execution: Execution) -> Engine | None:
         """Where the execution's calls go now; None while they have to wait."""

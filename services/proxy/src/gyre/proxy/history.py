@@ -17,10 +17,12 @@ from gyre.core.tree import Tree
 class Past:
     """One execution's calls in the log. Mutated by `evolve`.
 
-    unsure: committed, and no later event says that they were delivered or not.
+    num_calls: call_recorded events. unsure: committed, and no later event says that they were
+    delivered or not.
     """
 
     tree: Tree = field(default_factory=Tree)
+    num_calls: int = 0
     last_sequence: int = 0
     next_index: int = 0
     unsure: set[str] = field(default_factory=set)
@@ -34,6 +36,7 @@ class Past:
                 self.sealed = True
             case CallRecorded() as event:
                 self._named(event.call)
+                self.num_calls += 1
                 self.tree.evolve(event)
                 self.unsure.difference_update(event.delivered)
                 if event.outcome == "committed":
@@ -54,10 +57,21 @@ async def sealed_executions(journal: Journal) -> set[str]:
     """Executions of which nothing follows. Of their calls no body is read: a start does not depend
     on what long finished jobs have left. Raises EventLogError."""
     return {
-        subject.rpartition(".")[2]
-        async for subject, kind in journal.types(Stream.CALLS)
-        if kind == CallsSealed.TYPE
+        event.subject.rpartition(".")[2]
+        async for event in journal.outlines(Stream.CALLS)
+        if event.type == CallsSealed.TYPE
     }
+
+
+async def outlined(journal: Journal, job: str, execution: str) -> Past:
+    """What a seal needs to know, and no more: the tree stays empty. So an execution whose bodies
+    are lost is sealed like any other. Raises EventLogError."""
+    past = Past()
+    async for event in journal.outlines(Stream.CALLS, (subjects.calls(job, execution),)):
+        past.last_sequence = event.sequence
+        past.num_calls += event.type == CallRecorded.TYPE
+        past.sealed = past.sealed or event.type == CallsSealed.TYPE
+    return past
 
 
 async def read_on(journal: Journal, job: str, execution: str, past: Past) -> Past:

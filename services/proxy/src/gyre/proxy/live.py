@@ -7,14 +7,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from gyre.contracts.job import JobSpec
-from gyre.core.matching import Matcher, Plan
+from gyre.core.matching import Matcher, Plan, opening_of
 from gyre.core.origins import Origin, ReadOrigin, main_origin
+from gyre.proxy.codecs.encoding import Codec, ParsedTurn
 from gyre.proxy.deliveries import Deliveries
-from gyre.proxy.encoding import Codec, ParsedTurn
 from gyre.proxy.executions import Execution
-from gyre.proxy.generation import Generation
 from gyre.proxy.history import Past
 from gyre.proxy.recorder import CallLog
+from gyre.proxy.sampling.course import Generation
+from gyre.proxy.sampling.tails import Tails
 from gyre.proxy.turns import sent_turn
 
 
@@ -75,6 +76,7 @@ class Live:
     undelivered: calls whose answer did not arrive, so that no retry is given it again.
     unsure: committed by an earlier process, which may have died before it delivered them.
     delivered: went out whole since the last call_recorded, which is to say so.
+    tails: where its paths end, as far as this process has sampled them.
     asking: held by whoever uses the matcher: no request relies on what may be undone, and one may
     be matched in a thread. num_chars: of the longest request.
     quiet: set while there is no call that is not delivered and nothing in the background.
@@ -93,6 +95,7 @@ class Live:
     undelivered: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
     delivered: list[str] = field(default_factory=list)
+    tails: Tails = field(default_factory=Tails)
     background: set[asyncio.Task[None]] = field(default_factory=set)
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,6 +151,6 @@ def restored(execution: Execution, past: Past, log: CallLog, codec: Codec) -> Li
         if node.sampled.status == "undelivered":
             live.undelivered.add(node.sampled.call)
         if node.sampled.status in ("committed", "undelivered"):
-            turn = codec.parse(node.token_ids)
+            turn = codec.parse(node.token_ids, opening=opening_of(past.tree, node))
             live.matcher.sent(node.id, sent_turn(node.sampled.call, turn))
     return live

@@ -4,17 +4,18 @@ text holds up no other execution: the tokenizer gives way while it works."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import orjson
 
 from gyre.core.matching import Opening, Plan
-from gyre.core.messages import Message
+from gyre.core.messages import num_chars
 from gyre.core.origins import Origin
-from gyre.core.tree import ASSISTANT
-from gyre.proxy.encoding import Codec
+from gyre.core.tree_nodes import ASSISTANT
+from gyre.proxy.codecs.encoding import Codec
 from gyre.proxy.live import Live
 from gyre.proxy.requests import BadRequest, Request
 
@@ -57,10 +58,11 @@ async def plan_of(
             request_role=origin.role,
             agent=origin.agent,
             opening=opening,
+            trail=None if request.reading is None else request.reading.trail,
         )
 
     try:
-        num_new = _num_new_chars(live, request.messages) + _TOOL_CHARS * len(request.tools)
+        num_new = _num_new_chars(live, request) + _TOOL_CHARS * len(request.tools)
         return await beside(plan) if num_new > LONG else plan()
     except _TOO_DEEP as error:  # of the tools, before anything else
         raise _nested(error) from error
@@ -68,6 +70,25 @@ async def plan_of(
 
 def _nested(error: Exception) -> BadRequest:
     return BadRequest(f"the tools are nested too deeply: {error}", param="tools")
+
+
+def context_of(live: Live, plan: Plan, request: Request) -> array[int]:
+    """What is sampled in: the token ids up to the plan's parent, int32. Those that the last call
+    of the same history had, too, are not gathered again."""
+    tree = live.matcher.tree
+    if request.reading is None:
+        return tree.path_tokens(plan.parent)
+    known = request.reading.context
+    cursor: str | None = plan.parent
+    new: list[array[int]] = []
+    while cursor is not None and cursor != known.node:
+        step = tree.node(cursor)
+        new.append(step.token_ids)
+        cursor = step.parent
+    if cursor is not None:
+        new.append(known.token_ids)
+    known.node, known.token_ids = plan.parent, array("i", b"".join(reversed(new)))
+    return known.token_ids
 
 
 def is_strange(live: Live, plan: Plan) -> bool:
@@ -91,20 +112,11 @@ async def beside(work: Callable[[], T]) -> T:
         raise
 
 
-def num_chars(messages: Sequence[Message]) -> int:
-    """Characters of what the messages say."""
-    num = 0
-    for message in messages:
-        num += len(message.content)
-        for call in message.tool_calls:
-            num += len(call.arguments)
-    return num
-
-
-def _num_new_chars(live: Live, messages: Sequence[Message]) -> int:
+def _num_new_chars(live: Live, request: Request) -> int:
     """About how many characters have to be encoded: those since the last turn, and what the request
     has more than any served before it."""
+    messages = request.messages
     after = len(messages)
     while after > 0 and messages[after - 1].role != "assistant":
         after -= 1
-    return max(num_chars(messages[after:]), num_chars(messages) - live.num_chars)
+    return max(num_chars(messages[after:]), request.num_chars - live.num_chars)

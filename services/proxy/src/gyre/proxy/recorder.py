@@ -8,7 +8,13 @@ import secrets
 from gyre.adapters.eventlog.base import EventLogError, EventTooLarge, SequenceConflict
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
-from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed, CallUndelivered
+from gyre.contracts.events.calls import (
+    CallRecorded,
+    CallRerouted,
+    CallsSealed,
+    CallUndelivered,
+    Moved,
+)
 from gyre.proxy.history import Past
 
 CallEvent = CallRecorded | CallRerouted | CallUndelivered | CallsSealed
@@ -20,16 +26,17 @@ class CallLog:
     last_sequence: stream sequence of the subject's last event, 0 for none. num_calls: its
     call_recorded events. lost: what the log holds is no longer known here, because another process
     wrote to it or an append has an unknown outcome: nothing more is appended, the execution has to
-    be read again.
+    be read again. unused: for the seal, set before it.
     """
 
     def __init__(self, journal: Journal, job: str, execution: str, past: Past) -> None:
         self.job = job
         self.execution = execution
         self.last_sequence = past.last_sequence
-        self.num_calls = past.tree.num_calls
+        self.num_calls = past.num_calls
         self.sealed = past.sealed
         self.lost = False
+        self.unused: tuple[Moved, ...] = ()
         self._subject = subjects.calls(job, execution)
         # Two processes may give a call the same name; the log must not take the second for a
         # repeat of the first, so the events of each have ids of their own.
@@ -76,6 +83,9 @@ class CallLog:
         """Appends calls_sealed: nothing of this execution follows."""
         if not self.sealed:
             event = CallsSealed(
-                execution=self.execution, num_calls=self.num_calls, last_seq=self.last_sequence
+                execution=self.execution,
+                num_calls=self.num_calls,
+                last_seq=self.last_sequence,
+                unused=self.unused,
             )
             await self.append(event, self.execution)

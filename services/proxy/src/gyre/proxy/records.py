@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gyre.contracts.events.calls import CallRecorded
-from gyre.core.tree import sampled_node_id
-from gyre.proxy.encoding import ParsedTurn
-from gyre.proxy.generation import Generation
+from gyre.core.tree_nodes import sampled_node_id
+from gyre.proxy.codecs.encoding import ParsedTurn
 from gyre.proxy.live import Live, OpenCall
 from gyre.proxy.requests import Fault, Request
+from gyre.proxy.sampling.course import Generation
 
 
 def recorded(
@@ -43,7 +43,7 @@ def recorded(
         overridden=request.overridden,
         finish_reason=generation.finish or ("abort" if aborted else "error"),
         outcome="committed" if failure is None else cut if aborted else "failed",
-        error=None if failure is None else str(failure),
+        error=None if failure is None else failure.detail or str(failure),
         fork_reason=call.plan.fork_reason,
         num_tool_calls=len(turn.tool_calls),
         num_malformed_tool_calls=turn.num_malformed_tool_calls,
@@ -55,4 +55,5 @@ def recorded(
         parent_agent=origin.parent_agent,
         queue_s=generation.queue_s,
         first_token_s=generation.first_token_s,
+        moved=generation.moved(),
     )

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.core.messages import Message
+from gyre.core.messages import Message, num_chars
+from gyre.proxy.readings import Reading
 
 
 class Fault(Exception):
     """The client gets an error instead of a turn.
 
     status: HTTP's. code: a short word for it, the same for every API; each says it in its own way.
-    param: the field at fault. retry_after_s: when asking again may help.
+    param: the field at fault. retry_after_s: when asking again may help. detail: what the record
+    says instead of the message, for operators.
     """
 
     def __init__(
@@ -24,8 +26,10 @@ class Fault(Exception):
         code: str | None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        detail: str = "",
     ) -> None:
         super().__init__(message)
+        self.detail = detail
         self.status = status
         self.code = code
         self.param = param
@@ -69,7 +73,8 @@ class Request:
     """messages: not empty. tools: each `{"type": "function", "function": {...}}`. tool_calls: False
     when the client wants none. json_schema: the client wants an answer that fits a schema, which it
     may not get. overridden: names of parameters that are not obeyed. headers: the
-    client's, names in lower case, without credentials."""
+    client's, names in lower case, without credentials. reading: spares the next request's.
+    num_chars: of what the messages say."""
 
     model: str
     messages: tuple[Message, ...]
@@ -80,6 +85,16 @@ class Request:
     json_schema: bool = False
     overridden: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    reading: Reading | None = field(default=None, compare=False, repr=False)
+    num_chars: int = field(init=False, default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reading is None or not self.reading.messages:
+            num = num_chars(self.messages)
+        else:  # all but what is said beside the list has been counted
+            lead = len(self.messages) - len(self.reading.messages)
+            num = num_chars(self.messages[:lead]) + self.reading.num_chars[-1]
+        object.__setattr__(self, "num_chars", num)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +115,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A whole turn. call: its id in the log, from which each API makes the ids that it shows.
-    created: unix seconds. finish_reason: stop, length or tool_calls."""
+    created: unix seconds. finish_reason: stop, length or tool_calls. completion_tokens: the
+    reasoning_tokens among them."""
 
     call: str
     created: int
@@ -111,4 +127,5 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()

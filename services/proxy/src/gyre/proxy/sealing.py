@@ -17,15 +17,16 @@ from gyre.adapters.eventlog.base import EventLogError, SequenceConflict
 from gyre.adapters.logging import get_logger
 from gyre.proxy.recorder import CallLog
 
-# Between tries while the log refuses or stays away longer than it is patient itself.
+# Between tries while the log stays away longer than it is patient itself: twice as long each time.
 RETRY_S = 1.0
+LONGEST_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
     """log: as this process knows it, None when it serves no call of the execution. close: returns
-    when nothing more is to be said of its calls. reread: its log as it is now. done: called after
-    the seal is in the log."""
+    when nothing more is to be said of its calls. reread: its log as it is now, which needs no body
+    of its events. done: called after the seal is in the log."""
 
     log: CallLog | None
     close: Callable[[], Awaitable[None]]
@@ -56,6 +57,7 @@ class Sealer:
         log = seal.log
         if log is not None:
             await seal.close()
+        pause_s = RETRY_S
         while log is None or not log.sealed:
             try:
                 if log is None or log.lost:
@@ -65,8 +67,10 @@ class Sealer:
                     await log.seal()
             except SequenceConflict as conflict:
                 get_logger().warning("seal_conflict", error=str(conflict))
-            except EventLogError as error:  # the log has been patient; the seal must come
-                get_logger().error("seal_retried", error=str(error))
-                await asyncio.sleep(RETRY_S)
+            except EventLogError as error:  # evaluation waits for it: it comes when the log does
+                if pause_s == RETRY_S:
+                    get_logger().error("seal_delayed", error=str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
         get_logger().info("calls_sealed", execution=log.execution, num_calls=log.num_calls)
         seal.done()

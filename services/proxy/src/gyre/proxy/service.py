@@ -2,7 +2,8 @@
 
 consumes: GYRE_FACTS from the start; of GYRE_CALLS once which executions are sealed, and an
 execution's own subject when it is first asked about or another proxy has written to it
-produces: wake-ups for open calls; seals for executions that terminated
+produces: wake-ups for open calls; seals for executions that terminated; role switches, for
+`departures`
 waits for: new facts
 is unblocked by: the log
 """
@@ -11,27 +12,29 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError, Stream
-from gyre.adapters.journal import BodyLost, Journal
+from gyre.adapters.journal import BodyLost, Fact, Journal
 from gyre.adapters.keys import InvalidKey, KeyIdentity, parse_key
 from gyre.core.harness import harness_profile
 from gyre.core.origins import Origin
+from gyre.core.routing import Engine
 from gyre.proxy.calls import Calls, Moved
-from gyre.proxy.encoding import Codec, load_codec
-from gyre.proxy.engines import Engines
+from gyre.proxy.codecs.encoding import Codec, load_codec
 from gyre.proxy.executions import Effects, Registry
-from gyre.proxy.faults import attempt_over, log_away
-from gyre.proxy.generation import Generator
-from gyre.proxy.history import Past, read_on, sealed_executions
+from gyre.proxy.faults import Unauthorized, attempt_over, log_away
+from gyre.proxy.history import Past, outlined, read_on, sealed_executions
 from gyre.proxy.limits import Limits
 from gyre.proxy.live import Live, OpenCall, Served, Waiter, restored
-from gyre.proxy.migration import Migration
 from gyre.proxy.planning import beside, opening_of, plan_of
 from gyre.proxy.recorder import CallLog
 from gyre.proxy.requests import Request
+from gyre.proxy.sampling.departures import Departures, Switch
+from gyre.proxy.sampling.generation import Generator
+from gyre.proxy.sampling.migration import Migration
+from gyre.proxy.sampling.streams import Engines
 from gyre.proxy.sealing import Seal, Sealer
 from gyre.proxy.watch import Watch, wait_until
 
@@ -41,10 +44,8 @@ _TRIES = 3
 SETTLE_S = 4.0
 # Jobs whose tokenizers stay loaded: one runs at a time on its cells.
 _CODECS = 4
-
-
-class Unauthorized(Exception):
-    """The key is missing, not of this stack, or of an attempt that is not running."""
+# Keys whose proof is known; each attempt has one, and asks with it for hours.
+_KEYS = 8192
 
 
 class Proxy:
@@ -61,11 +62,12 @@ class Proxy:
         self.limits = limits or Limits()
         self.registry = Registry()
         migration = Migration(engines.session, key_secret)
+        self._departures = Departures(self.registry, migration)
         generator = Generator(self.registry, watch := Watch(), engines, migration)
         self.calls = Calls(generator, clock, self.limits)
         self.caught_up = asyncio.Event()
         self._journal = journal
-        self._key_secret = key_secret
+        self._identity = lru_cache(maxsize=_KEYS)(partial(parse_key, key_secret))
         self._watch = watch
         self._sealed: set[str] = set()
         self._lives: dict[str, Live] = {}
@@ -82,12 +84,15 @@ class Proxy:
         head = await self._journal.head(Stream.FACTS)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sealer.run())
+            group.create_task(self._departures.run())
             if head == 0:
                 self._catch_up()
             async for fact in self._journal.follow(Stream.FACTS, ("facts.>",)):
                 effects = self.registry.evolve(fact.job, fact.sequence, fact.body)
                 if self.caught_up.is_set():
                     self._apply(effects)
+                    if effects.left is not None and effects.moved:
+                        self._leave(fact, effects.left, effects.moved)
                 elif fact.sequence >= head:
                     self._catch_up()
 
@@ -99,13 +104,14 @@ class Proxy:
         if key is None:
             raise Unauthorized("send the attempt's key as a bearer token")
         try:
-            identity = parse_key(self._key_secret, key)
+            identity = self._identity(key)
         except InvalidKey as error:
             raise Unauthorized(str(error)) from error
         deadline = asyncio.get_running_loop().time() + self.limits.key_patience_s
         woken = asyncio.Event()
-        while not self.registry.is_valid(identity.execution, identity.attempt):
-            if not self.registry.may_become_valid(identity.execution, identity.attempt):
+        asked = (identity.job, identity.execution, identity.attempt)
+        while not self.registry.is_valid(*asked):
+            if not self.registry.may_become_valid(*asked):
                 raise Unauthorized("the key's attempt is over")
             with self._watch.registered(woken, (identity.execution,)):
                 if not await wait_until(woken, deadline):
@@ -235,6 +241,19 @@ class Proxy:
         for execution in effects.terminated:
             self._seal(execution)
 
+    def _leave(self, fact: Fact, source: Engine, moved: tuple[str, ...]) -> None:
+        """A cell leaves rollout, and `moved` their caches in it."""
+        lives = [self._lives[execution] for execution in moved if execution in self._lives]
+        alone = self.limits.owner_patience_s == 0
+        switch = Switch(
+            source=source,
+            job=fact.job,
+            sequence=fact.sequence,
+            # Where there are several proxies each speaks for what it serves.
+            num_executions=len(moved) if alone else len(lives),
+        )
+        self._departures.leave(switch, lives)
+
     def _revoke(self, execution: str) -> None:
         live = self._lives.get(execution)
         known = self.registry.executions.get(execution)
@@ -253,9 +272,10 @@ class Proxy:
         async def close() -> None:
             if live is not None:
                 await self.calls.close(live, "the execution is over")
+                live.log.unused = live.tails.unused()
 
         async def reread() -> CallLog:
-            past = await read_on(self._journal, job, execution, Past())
+            past = await outlined(self._journal, job, execution)
             return CallLog(self._journal, job, execution, past)
 
         self._sealer.add(

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from gyre.core.matching import SentTurn
-from gyre.proxy.encoding import ParsedTurn
-from gyre.proxy.requests import Answer, AnswerCall, TokenLogprob
+from gyre.core.tree_nodes import Node
+from gyre.proxy.codecs.encoding import Codec, ParsedTurn
+from gyre.proxy.requests import Answer, AnswerCall, Request, TokenLogprob
+
+
+def sampled_turn(
+    codec: Codec, request: Request, opening: Node, output: Sequence[int]
+) -> ParsedTurn:
+    """What was sampled behind `opening`, as the client that asked can take it."""
+    return codec.parse(
+        output,
+        tool_calls=request.tool_calls,
+        tools=request.tools,
+        opening=opening.token_ids,
+    )
 
 
 def sent_turn(call: str, turn: ParsedTurn) -> SentTurn:
@@ -23,6 +37,23 @@ def tool_call_id(call: str, index: int) -> str:
     return "call_" + sha256(f"{call}\x1f{index}".encode()).hexdigest()[:24]
 
 
+def num_reasoning_tokens(
+    turn: ParsedTurn, output_ids: Sequence[int], text: Callable[[Sequence[int]], str]
+) -> int:
+    """The fewest tokens, from the turn's first, whose text holds its reasoning, which comes before
+    all else. text: of token ids."""
+    if not turn.reasoning:
+        return 0
+    low, high = 0, len(output_ids)
+    while low < high:
+        middle = (low + high) // 2
+        if turn.reasoning in text(output_ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
 def as_answer(
     call: str,
     turn: ParsedTurn,
@@ -32,6 +63,7 @@ def as_answer(
     num_input: int,
     num_output: int,
     num_cached: int,
+    num_reasoning: int = 0,
     logprobs: tuple[TokenLogprob, ...] = (),
 ) -> Answer:
     """The answer that `turn` makes. created: unix seconds. finish: unless it ends in tool calls."""
@@ -48,5 +80,6 @@ def as_answer(
         prompt_tokens=num_input,
         completion_tokens=num_output,
         cached_tokens=num_cached,
+        reasoning_tokens=num_reasoning,
         logprobs=logprobs,
     )

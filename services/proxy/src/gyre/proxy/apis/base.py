@@ -6,7 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gyre.proxy.readings import Known
 from gyre.proxy.requests import Answer, Fault, Request, Sampling
+
+# Of one request: far above what a context holds with room for work; stops bodies made to cost time.
+MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,15 @@ class Api(Protocol):
         """The key that the request carries. headers: names in lower case."""
         ...
 
-    def parse(self, body: bytes, headers: Mapping[str, str], sampling: Sampling) -> Exchange:
-        """Raises BadRequest, with the field at fault in its text."""
+    def parse(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        sampling: Sampling,
+        known: Known | None = None,
+    ) -> Exchange:
+        """known: what of the body was read before, which spares reading it again and changes
+        nothing else. Raises BadRequest, with the field at fault in its text."""
         ...
 
     def error(self, fault: Fault) -> Reply:

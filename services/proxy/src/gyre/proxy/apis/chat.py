@@ -31,6 +31,7 @@ from gyre.proxy.apis.openai import (
     unsupported,
 )
 from gyre.proxy.apis.openai_tools import ClientCall, Toolbox, flat_name, read_tools
+from gyre.proxy.readings import Known, opened, reading_of
 from gyre.proxy.requests import Answer, ContextFull, Fault, Request, Sampling
 
 # What a request may carry with these values and nothing is overridden by ignoring it.
@@ -76,8 +77,15 @@ class Chat:
     def key(self, headers: Mapping[str, str]) -> str | None:
         return bearer(headers)
 
-    def parse(self, body: bytes, headers: Mapping[str, str], sampling: Sampling) -> ChatExchange:
-        raw = read_object(body)
+    def parse(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        sampling: Sampling,
+        known: Known | None = None,
+    ) -> ChatExchange:
+        found = opened(body, "messages", known, read_object)
+        raw = found.raw
         _refuse_unservable(raw)
         toolbox = read_tools(raw)
         neutral = _NEUTRAL | {
@@ -86,15 +94,18 @@ class Chat:
             "max_completion_tokens": (None, sampling.max_new_tokens),
         }
         options = read_object_field(raw, "stream_options")
+        messages = read_messages(read_list(raw, "messages"), found.num_known)
+        closed = range(1, len(messages) + 1)
         request = Request(
             model=read_model(raw),
-            messages=read_messages(read_list(raw, "messages")),
+            messages=found.messages + messages,
             tools=toolbox.functions,
             tool_calls=raw.get("tool_choice") != "none",
             stream=read_flag(raw, "stream"),
             logprobs=read_flag(raw, "logprobs"),
             overridden=(*given(raw, neutral), *toolbox.overridden),
             headers=headers,
+            reading=reading_of(body, "messages", found, closed, messages),
         )
         return ChatExchange(
             request=request, toolbox=toolbox, include_usage=read_flag(options, "include_usage")
@@ -231,6 +242,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
     }
 
 

@@ -21,15 +21,21 @@ from gyre.proxy.requests import BadRequest
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user"}
 
 
-def read_messages(items: Sequence[Any]) -> tuple[Message, ...]:
-    """Raises BadRequest, also for no messages."""
-    if not items:
+def read_messages(items: Sequence[Any], num_before: int = 0) -> tuple[Message, ...]:
+    """num_before: items of the client's list that come first, and are read. Raises BadRequest, also
+    for no messages at all."""
+    if not items and not num_before:
         raise BadRequest(
             "Invalid 'messages': empty array. Expected at least 1 message.",
             code="empty_array",
             param="messages",
         )
-    return tuple([_plain(item) or _message(item, f"messages[{n}]") for n, item in enumerate(items)])
+    return tuple(
+        [
+            _plain(item) or _message(item, f"messages[{index}]")
+            for index, item in enumerate(items, num_before)
+        ]
+    )
 
 
 def _plain(raw: Any) -> Message | None:

@@ -20,6 +20,7 @@ from gyre.proxy.apis.base import Opened, Reply, bearer
 from gyre.proxy.apis.messages_errors import error_body, error_reply, request_id
 from gyre.proxy.apis.messages_history import shown_tool_id
 from gyre.proxy.apis.messages_requests import Thinking, read_request
+from gyre.proxy.readings import Known
 from gyre.proxy.requests import Answer, AnswerCall, Fault, Request, Sampling
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -33,9 +34,13 @@ class Messages:
         return headers.get("x-api-key", "").strip() or bearer(headers)
 
     def parse(
-        self, body: bytes, headers: Mapping[str, str], sampling: Sampling
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        sampling: Sampling,
+        known: Known | None = None,
     ) -> MessagesExchange:
-        asked = read_request(body, headers, sampling)
+        asked = read_request(body, headers, sampling, known)
         return MessagesExchange(request=asked.request, thinking=asked.thinking)
 
     def error(self, fault: Fault) -> Reply:

@@ -16,7 +16,7 @@ Empty text blocks and everything that is no content (cache_control, citations) a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -46,13 +46,18 @@ def tool_id(shown: str) -> str:
     return "call_" + shown[6:] if shown.startswith("toolu_") else shown
 
 
-def read_history(system: Any, messages: Any) -> tuple[Message, ...]:
-    """Raises BadRequest, with the field at fault in its text."""
+def read_messages(
+    messages: Any, num_before: int = 0, before: Sequence[Message] = ()
+) -> tuple[tuple[Message, ...], Sequence[int]]:
+    """The messages that the client's list makes, and how many the items up to each one make, -1
+    where the next may belong to the same turn. num_before: items of the list that come first, and
+    made `before`. Raises BadRequest, with the field at fault in its text."""
     if not isinstance(messages, list):
         raise _fault(("messages",), "Input should be a valid list")
-    if not messages:
+    if not messages and not num_before:
         raise _fault(("messages",), "at least one message is required")
-    return (*_system(system), *_History().read(messages))
+    history = _History(call.id for message in before for call in message.tool_calls)
+    return tuple(history.read(messages, num_before)), history.closed
 
 
 @dataclass(slots=True)
@@ -73,14 +78,16 @@ class _Turn:
 
 
 class _History:
-    """One list of messages. Mutated by `read`, once."""
+    """One list of messages. Mutated by `read`, once. closed: see `read_messages`."""
 
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
+    def __init__(self, ids: Iterable[str]) -> None:
+        self.closed: list[int] = []
+        self._ids = set(ids)
 
-    def read(self, messages: Sequence[Any]) -> Iterator[Message]:
+    def read(self, messages: Sequence[Any], num_before: int) -> list[Message]:
         turn: _Turn | None = None
-        for index, raw in enumerate(messages):
+        found: list[Message] = []
+        for index, raw in enumerate(messages, num_before):
             if not isinstance(raw, dict):
                 raise _fault(("messages", index), "Input should be an object")
             role, content, where = (
@@ -91,24 +98,27 @@ class _History:
             if role == "assistant":
                 turn = turn or _Turn()
                 self._extend(turn, content, where)
+                self.closed.append(-1)
                 continue
             if role not in ("user", "system"):
                 raise _fault(
                     (*where[:2], "role"), "Input should be 'user', 'assistant' or 'system'"
                 )
             if turn is not None:
-                yield turn.message()
+                found.append(turn.message())
                 turn = None
             if isinstance(content, str):
-                yield Message(role=role, content=content)
+                found.append(Message(role=role, content=content))
             else:
-                yield from self._said(role, content, where)
+                found += self._said(role, content, where)
+            self.closed.append(len(found))
         if turn is not None:
             raise _fault(
                 (),
                 "This model does not support assistant message prefill. The conversation must end "
                 "with a user message.",
             )
+        return found
 
     def _said(
         self, role: Literal["user", "system"], content: Any, where: _Place
@@ -169,17 +179,16 @@ class _History:
         return ToolCall(id=identity, name=name, arguments=_arguments(block.get("input"), where))
 
 
-def _system(system: Any) -> Iterator[Message]:
-    """The one system message, if anything is left of it."""
+def read_system(system: Any) -> tuple[Message, ...]:
+    """The one system message, if anything is left of it. Raises BadRequest."""
     if system is None:
-        return
+        return ()
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
     texts = [
         _without_billing(_text(block, ("system", index)))
         for index, block in enumerate(_blocks(blocks, ("system",)))
     ]
-    if any(texts):
-        yield _of_texts("system", texts)
+    return (_of_texts("system", texts),) if any(texts) else ()
 
 
 def _without_billing(text: str) -> str:

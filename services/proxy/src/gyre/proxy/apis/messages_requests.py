@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import orjson
 
-from gyre.proxy.apis.messages_history import read_history
+from gyre.proxy.apis.base import MAX_TOOLS
+from gyre.proxy.apis.messages_history import read_messages, read_system
+from gyre.proxy.readings import Known, opened, reading_of
 from gyre.proxy.requests import BadRequest, Request, Sampling
 
 # How much of the model's thinking the client is shown: its text, only that there was some, nothing.
@@ -38,9 +40,15 @@ class Asked:
     thinking: Thinking
 
 
-def read_request(body: bytes, headers: Mapping[str, str], sampling: Sampling) -> Asked:
+def read_request(
+    body: bytes,
+    headers: Mapping[str, str],
+    sampling: Sampling,
+    known: Known | None = None,
+) -> Asked:
     """Raises BadRequest, with the field at fault in its text."""
-    raw = _object(body)
+    found = opened(body, "messages", known, _object)
+    raw = found.raw
     model = raw.get("model", "policy")
     if not isinstance(model, str):
         raise BadRequest("model: Input should be a valid string", param="model")
@@ -49,15 +57,18 @@ def read_request(body: bytes, headers: Mapping[str, str], sampling: Sampling) ->
             raise BadRequest(f"{name}: not served here", param=name)
     thinking = _part(raw, "thinking")
     choice = _part(raw, "tool_choice")
+    system = read_system(raw.get("system"))
+    messages, closed = read_messages(raw.get("messages"), found.num_known, found.messages)
     request = Request(
         model=model,
-        messages=read_history(raw.get("system"), raw.get("messages")),
+        messages=system + found.messages + messages,
         tools=_tools(raw.get("tools"), model),
         tool_calls=choice.get("type") != "none",
         stream=raw.get("stream") is True,
         json_schema=_wants_schema(raw),
         overridden=tuple(_overridden(raw, thinking, choice, sampling)),
         headers=headers,
+        reading=reading_of(body, "messages", found, closed, messages, len(system)),
     )
     return Asked(request=request, thinking=_shown(thinking))
 
@@ -133,6 +144,11 @@ def _tools(tools: Any, model: str) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(tools, list):
         raise BadRequest("tools: Input should be a valid list", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise BadRequest(
+            f"tools: List should have at most {MAX_TOOLS} items after validation, not {len(tools)}",
+            param="tools",
+        )
     read = tuple(_tool(tool, f"tools.{index}", model) for index, tool in enumerate(tools))
     if len({tool["function"]["name"] for tool in read}) < len(read):
         raise BadRequest("tools: Tool names must be unique.", param="tools")

@@ -16,13 +16,12 @@ from typing import Any
 import orjson
 
 from gyre.core.messages import ToolCall
+from gyre.proxy.apis.base import MAX_TOOLS
 from gyre.proxy.apis.openai import invalid_value, missing, read_list, wrong_type
 from gyre.proxy.requests import AnswerCall, BadRequest
 
 # The one parameter of a custom tool, as the model reads it.
 INPUT = "input"
-# Far above what a context holds with room for work; stops bodies made to cost time.
-MAX_TOOLS = 1024
 _NAME_CHARS = 128
 _HOSTED = frozenset(
     {

@@ -30,9 +30,10 @@ from gyre.proxy.apis.openai import (
     unsupported,
 )
 from gyre.proxy.apis.openai_tools import Toolbox, read_tools
-from gyre.proxy.apis.responses_input import read_input
+from gyre.proxy.apis.responses_input import read_input, read_instructions
 from gyre.proxy.apis.responses_output import output_items, response_id, usage
 from gyre.proxy.apis.responses_stream import EventWriter, item_events
+from gyre.proxy.readings import Known, opened, reading_of
 from gyre.proxy.requests import Answer, BadRequest, ContextFull, Fault, Request, Sampling
 
 # What a request may carry with these values and nothing is overridden by ignoring it.
@@ -73,20 +74,28 @@ class Responses:
         return bearer(headers)
 
     def parse(
-        self, body: bytes, headers: Mapping[str, str], sampling: Sampling
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        sampling: Sampling,
+        known: Known | None = None,
     ) -> ResponsesExchange:
-        raw = read_object(body)
+        found = opened(body, "input", known, read_object)
+        raw = found.raw
         _refuse_unservable(raw)
         toolbox = read_tools(raw)
+        instructions = read_instructions(raw)
+        messages, closed = read_input(raw, found.num_known)
         request = Request(
             model=read_model(raw),
-            messages=read_input(raw),
+            messages=instructions + found.messages + messages,
             tools=toolbox.functions,
             tool_calls=raw.get("tool_choice") != "none",
             stream=read_flag(raw, "stream"),
             logprobs=_LOGPROBS in read_list(raw, "include"),
             overridden=(*_overridden(raw, sampling), *toolbox.overridden),
             headers=headers,
+            reading=reading_of(body, "input", found, closed, messages, len(instructions)),
         )
         echo = _echo(raw) | {"temperature": sampling.temperature}
         return ResponsesExchange(request, toolbox, echo)

@@ -8,7 +8,7 @@ told from parallel ones of one turn; no client keeps such a history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gyre.core.messages import Message, Role, ToolCall
@@ -36,14 +36,22 @@ _ITEMS = (
 )
 
 
-def read_input(raw: Mapping[str, Any]) -> tuple[Message, ...]:
-    """`instructions` and `input` as messages. Raises BadRequest, also for no input."""
-    history = _History()
+def read_instructions(raw: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The system message of `instructions`, if there are any. Raises BadRequest."""
     instructions = raw.get("instructions") or ""
     if not isinstance(instructions, str):
         raise wrong_type("instructions", "a string")
-    if instructions:
-        history.add(Message.of_blocks("system", (instructions,)))
+    return (Message.of_blocks("system", (instructions,)),) if instructions else ()
+
+
+def read_input(
+    raw: Mapping[str, Any], num_before: int = 0
+) -> tuple[tuple[Message, ...], Sequence[int]]:
+    """`input` as messages, and how many of them the items up to each one make, -1 where the turn
+    may go on. num_before: items of the client's list that come first, and are read. Raises
+    BadRequest, also for no input at all."""
+    history = _History()
+    closed: list[int] = []
     given = raw.get("input")
     if given is None:
         raise missing("input")
@@ -51,11 +59,12 @@ def read_input(raw: Mapping[str, Any]) -> tuple[Message, ...]:
         history.add(Message.of_blocks("user", (given,)))
     else:
         items = read_list(raw, "input")
-        if not items:
+        if not items and not num_before:
             raise BadRequest("Invalid 'input': empty array.", code="empty_array", param="input")
-        for index, item in enumerate(items):
+        for index, item in enumerate(items, num_before):
             _read_item(history, item, f"input[{index}]")
-    return history.messages()
+            closed.append(history.num_closed)
+    return history.messages(), closed
 
 
 class _History:
@@ -95,6 +104,11 @@ class _History:
             )
         self._is_open = True
         self._calls.append(call)
+
+    @property
+    def num_closed(self) -> int:
+        """The messages so far; -1 while the last one may go on."""
+        return -1 if self._is_open else len(self._messages)
 
     def messages(self) -> tuple[Message, ...]:
         self._close()

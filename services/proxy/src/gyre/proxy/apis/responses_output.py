@@ -32,12 +32,11 @@ def output_items(answer: Answer, toolbox: Toolbox) -> list[dict[str, Any]]:
 
 
 def usage(answer: Answer) -> dict[str, Any]:
-    """Reasoning tokens are in output_tokens and not counted apart."""
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": answer.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }
 

@@ -7,6 +7,9 @@ which nothing here reads.
 A tokenizer finds control tokens in any text. So that no client's text can close a turn or open a
 tool call, `literal` marks where such a name has to be cut, and `encode` encodes the parts apart:
 the tokens spell the same text and none of them is a control token.
+
+A token that the model has no embedding for ends SGLang's whole server: a tokenizer that knows more
+tokens than its model is refused where it encodes one of them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+import orjson
 from tokenizers import Tokenizer
 
 # Template scaffolding ("user\n", an assistant's header) and little else is this short and frequent.
@@ -29,7 +33,7 @@ _BLANK = " \n\t\r\u2581"
 
 
 class ModelFilesError(Exception):
-    """The job's model directory has no tokenizer that can be read or used."""
+    """The job's model directory has no tokenizer that can be read or used with its model."""
 
 
 class FastTokenizer:
@@ -44,6 +48,7 @@ class FastTokenizer:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:
             raise ModelFilesError(f"{path}: no tokenizer can be read: {error}") from error
+        self._num_tokens = _num_tokens(path / "config.json")
         self._encode_short = lru_cache(maxsize=_NUM_SHORT)(self._encode)
         names = {
             token.content: identity
@@ -92,7 +97,24 @@ class FastTokenizer:
         # Without offsets, which nothing reads, in half the time, and with other threads running.
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
+        if self._num_tokens is not None and max(ids, default=0) >= self._num_tokens:
+            raise ModelFilesError(
+                f"{self.name_or_path}: the tokenizer has token {max(ids)}, "
+                f"but the model's vocab_size is {self._num_tokens}"
+            )
         return ids
+
+
+def _num_tokens(config: Path) -> int | None:
+    """The model's vocab_size; None where its directory does not say."""
+    if not config.exists():
+        return None
+    try:
+        raw = orjson.loads(config.read_bytes())
+        found = raw.get("vocab_size") or raw.get("text_config", {}).get("vocab_size")
+        return None if found is None else int(found)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelFilesError(f"{config}: cannot be read: {error}") from error
 
 
 def _cut(match: re.Match[str]) -> str:

@@ -11,24 +11,36 @@ is sampled is kept all the same.
 | inkling | a tool's result is told by the tool's name |
 | llama-3 | one call a turn; the tools stand in the system text; the date is the template's own |
 | hy3 | system text is read at the beginning only, later it is the user's |
+| gpt-oss | one call a turn; told over the model's own vocabulary (`harmony`), on a fixed day |
+| gemma4 | a turn goes on behind the results that it called for |
+| deepseek-v3, -r1 | as gemma4, without a call that waits; the template has no place for tools |
+| deepseek-v4 | all that stands between two turns is one text |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from gyre.proxy.tokenizer import FastTokenizer, ModelFilesError
+from gyre.proxy.codecs.tokenizer import FastTokenizer, ModelFilesError
+from gyre.proxy.codecs.tools_text import deepseek_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """renderer: module and class. close: the token that ends a turn; None where there is none.
-    late_system: whether the template has a place for system text after the beginning. tool_ids,
-    tool_names: what of a call its result is told by, beside its place. one_call: a turn has at most
-    one. verbatim: arguments are told as text, not as what they mean."""
+    """renderer: module, of `renderers` unless it is a full name, and class.
+    close: the token that ends a turn; None where there is none.
+    late_system: whether the template has a place for system text after the beginning.
+    tool_ids, tool_names: what of a call its result is told by, beside its place.
+    one_call: a turn has at most one.
+    verbatim: arguments are told as text, not as what they mean.
+    resumes: what opens a turn behind a tool's result is another thing, or nothing.
+    awaits: a turn ends with the token that opens the result it waits for, and goes on behind it.
+    one_text: what stands between two turns is one text, and is told and known as one.
+    marked: texts are marked as such for the renderer; one that encodes them apart has no need.
+    tools_text: what tells the tools, in the system text, where the template does not."""
 
     renderer: str
     close: str | None
@@ -38,11 +50,17 @@ class Family:
     tool_names: bool = False
     one_call: bool = False
     verbatim: bool = False
+    resumes: bool = False
+    awaits: bool = False
+    one_text: bool = False
+    marked: bool = True
+    tools_text: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
     def build(self, tokenizer: FastTokenizer) -> Any:
         """The renderer. Raises ModelFilesError for a tokenizer that is not the family's."""
         module, name = self.renderer.split(":")
-        renderer: Any = getattr(import_module(f"renderers.{module}"), name)
+        path = module if "." in module else f"renderers.{module}"
+        renderer: Any = getattr(import_module(path), name)
         config: Any = getattr(
             import_module("renderers.configs"), name.removesuffix("Renderer") + "RendererConfig"
         )
@@ -53,6 +71,7 @@ class Family:
 
 
 _CHATML = "<|im_end|>"
+_DEEPSEEK = "<｜end▁of▁sentence｜>"
 _THINK = {"enable_thinking": True}
 _KEEP = {"enable_thinking": True, "preserve_thinking": True}
 _WHOLE = {"enable_thinking": True, "truncate_history_thinking": False}
@@ -114,5 +133,43 @@ FAMILIES: Mapping[str, Family] = {
         renderer="inkling:InklingRenderer",
         close="<|content_model_end_sampling|>",
         tool_names=True,
+    ),
+    "gpt-oss": Family(
+        renderer="gyre.proxy.codecs.harmony:GptOssRenderer",
+        close="<|end|>",
+        settings={"auto_drop_analysis": False, "conversation_start_date": "2025-08-05"},
+        tool_names=True,
+        one_call=True,
+        verbatim=True,
+        marked=False,
+    ),
+    "gemma4": Family(
+        renderer="gemma4:Gemma4Renderer",
+        close="<turn|>",
+        settings=_KEEP,
+        tool_names=True,
+        resumes=True,
+        awaits=True,
+    ),
+    "deepseek-v3": Family(
+        renderer="deepseek_v3:DeepSeekV3Renderer",
+        close=_DEEPSEEK,
+        verbatim=True,
+        resumes=True,
+        tools_text=deepseek_tools,
+    ),
+    "deepseek-r1": Family(
+        renderer="deepseek_r1:DeepSeekR1Renderer",
+        close=_DEEPSEEK,
+        verbatim=True,
+        resumes=True,
+        tools_text=deepseek_tools,
+    ),
+    "deepseek-v4": Family(
+        renderer="deepseek_v4:DeepSeekV4Renderer",
+        close=_DEEPSEEK,
+        settings={"enable_thinking": True, "drop_thinking": False},
+        late_system=False,
+        one_text=True,
     ),
 }

@@ -69,11 +69,14 @@ def executable(attempt: Any) -> ParsedCall | None:
     return ParsedCall(name=name, arguments=text)
 
 
-def is_object(arguments: str) -> bool:
-    """Whether a client's text of a call's arguments is a JSON object; blank is an empty one."""
+def read_object(arguments: str) -> dict[str, Any] | None:
+    """The JSON object that a client's text of a call's arguments is; blank is an empty one. None
+    for any other, and for one that holds what is no text (lone surrogates)."""
     if not arguments:
-        return True
+        return {}
     try:
-        return isinstance(json.loads(arguments), dict)
+        found = json.loads(arguments)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,6 +1,7 @@
 """Takes a call's cached prefix along to the engine where it goes on.
 
-    pin + cancel   at the source, one step: its blocks cannot be evicted before they are copied
+    pin + cancel   at the source, one step: its blocks cannot be evicted before they are copied;
+                   of a call that has ended: announce, then pin by its tokens
     copy           the destination fetches from the source what it does not have yet
     confirm        the destination says how much of the prefix its cache now holds
     release        only then does the source drop the pin, and may leave
@@ -12,11 +13,14 @@ process never releases ends by itself at the source.
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
+import numpy as np
 import orjson
 
 from gyre.adapters.keys import make_migration_key
@@ -30,6 +34,8 @@ COPY_S = 4.0
 PIN_S = 5.0
 # The source only drops a reference; it has just sent the blocks.
 RELEASE_S = 0.5
+# The source only notes it.
+ANNOUNCE_S = 2.0
 
 Reason = Literal["transition", "engine_lost", "publication"]
 
@@ -70,8 +76,11 @@ class Move(NamedTuple):
     kept: int
     carried: Carried
 
-    def event(self, call: str, execution: str, num_prefilled: int) -> CallRerouted:
-        """num_prefilled: tokens that the destination computed before it sampled."""
+    def event(
+        self, call: str, execution: str, num_prefilled: int | None, num_cached: int | None
+    ) -> CallRerouted:
+        """Tokens that the destination computed before it sampled, and that it had; None where it
+        did not begin."""
         return CallRerouted(
             call=call,
             execution=execution,
@@ -80,8 +89,9 @@ class Move(NamedTuple):
             tokens_kept=self.kept,
             reason=self.reason,
             tokens_migrated=self.carried.tokens,
-            tokens_prefilled_again=num_prefilled,
+            tokens_prefilled_again=num_prefilled or 0,
             migration_s=self.carried.seconds,
+            num_cached_tokens=num_cached,
         )
 
 
@@ -92,12 +102,48 @@ class Migration:
         self._session = session
         self._key_secret = key_secret
 
-    async def carry(self, left: Left, destination: Engine, tokens: Sequence[int]) -> Carried:
+    async def announce(
+        self, source: Engine, job: str, switch: int, num_executions: int, rids: Sequence[str]
+    ) -> bool:
+        """Tells an engine whose cell leaves that these pins come, and for how many of the
+        executions that this speaks. False if it did not take it."""
+        body = {"switch": switch, "num_executions": num_executions, "rids": list(rids)}
+        try:
+            await self._ask(source.url, "/announce_pins", job, ANNOUNCE_S, body | {"pin_s": PIN_S})
+        except MigrationRefused as refusal:
+            get_logger().info("pins_not_announced", cell=source.cell, reason=str(refusal))
+            return False
+        return True
+
+    async def fetch(
+        self, left: Left, destination: Engine, tokens: array[int], deadline_s: float
+    ) -> Carried:
+        """As `carry`, of a call that has ended: pins its tokens first, within the same time."""
+        deadline = asyncio.get_running_loop().time() + deadline_s
+        body = {"rid": left.rid, "input_ids": np.asarray(tokens), "pin_s": PIN_S}
+        try:
+            answer = await self._ask(left.engine.url, "/pin_cache", left.job, deadline_s, body)
+        except MigrationRefused as refusal:
+            get_logger().info("cache_not_migrated", rid=left.rid, reason=str(refusal))
+            await self.release(left)
+            return NOTHING
+        if not answer.get("pinned_tokens"):
+            return NOTHING
+        left_s = max(RELEASE_S, deadline - asyncio.get_running_loop().time())
+        return await self.carry(left, destination, tokens, left_s)
+
+    async def carry(
+        self,
+        left: Left,
+        destination: Engine,
+        tokens: array[int],
+        deadline_s: float = COPY_S,
+    ) -> Carried:
         """Copies what is pinned of `tokens` and releases the pin. Never raises for an engine."""
         carried = NOTHING
         if destination.url != left.engine.url:
             try:
-                carried = await self._copy(left, destination, tokens)
+                carried = await self._copy(left, destination, tokens, deadline_s)
             except MigrationRefused as refusal:
                 get_logger().info("cache_not_migrated", rid=left.rid, reason=str(refusal))
         await self.release(left)
@@ -110,14 +156,17 @@ class Migration:
         except MigrationRefused as refusal:
             get_logger().debug("pin_not_released", rid=left.rid, reason=str(refusal))
 
-    async def _copy(self, left: Left, destination: Engine, tokens: Sequence[int]) -> Carried:
+    async def _copy(
+        self, left: Left, destination: Engine, tokens: array[int], deadline_s: float
+    ) -> Carried:
         body = {
             "source": left.engine.url,
             "rid": left.rid,
-            "input_ids": list(tokens),
-            "deadline_s": COPY_S,
+            "input_ids": np.asarray(tokens),
+            "deadline_s": deadline_s,
         }
-        answer = await self._ask(destination.url, "/pull_cache", left.job, COPY_S + 1.0, body)
+        timeout_s = deadline_s + 1.0
+        answer = await self._ask(destination.url, "/pull_cache", left.job, timeout_s, body)
         try:
             carried = Carried(
                 tokens=int(answer["copied_tokens"]),
@@ -148,7 +197,8 @@ class Migration:
         try:
             async with self._session.post(
                 url + path,
-                data=orjson.dumps(body),
+                # Token ids as an array, which is five times as fast as a list.
+                data=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
                 headers={"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,

@@ -7,65 +7,42 @@ and parsed once, when the stream ends or breaks. An engine's death loses no toke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
 
 import aiohttp
-import numpy as np
 import orjson
 
 from gyre.adapters.failpoints import failpoint
 from gyre.core.routing import UnreadableWeightVersion, parse_weight_version
+from gyre.proxy.limits import Limits
+from gyre.proxy.sampling.connections import CONNECT_TIMEOUT_S, Connections, Reply
+from gyre.proxy.sampling.contexts import ContextTexts
+from gyre.proxy.sampling.events import (
+    EngineBroken,
+    EngineRefused,
+    Sample,
+    SamplingOrder,
+    VersionSpan,
+    message_of,
+    text_of,
+    version_of,
+)
 
-CONNECT_TIMEOUT_S = 2.0
+__all__ = [
+    "EngineBroken",
+    "EngineRefused",
+    "EngineStream",
+    "Engines",
+    "Sample",
+    "SamplingOrder",
+    "VersionSpan",
+    "engine_session",
+]
+
 _SEPARATOR = b"\n\n"
-_VERSION_MARK = b'"weight_version":'
-
-
-class EngineRefused(Exception):
-    """The engine answered that it will not serve this request, however often it is asked."""
-
-
-class EngineBroken(Exception):
-    """The connection failed or ended before the turn did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSpan:
-    """Output tokens [start, end) of one attempt were sampled under (lineage, version)."""
-
-    start: int
-    end: int
-    lineage: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What one attempt sampled. finish is None while the stream is not over.
-
-    logprobs: natural log, one a token. spans cover all tokens, in order. finish: "stop", "length",
-    "abort" or None. num_cached: prompt tokens that the engine had in its cache.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    spans: tuple[VersionSpan, ...] = ()
-    finish: Literal["stop", "length", "abort"] | None = None
-    num_cached: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOrder:
-    """One attempt. rid: of fixed length, because engines match rids by prefix when they abort."""
-
-    rid: str
-    input_ids: Sequence[int]
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    stop_token_ids: Sequence[int]
+_ERROR = b'{"error"'
 
 
 class EngineStream:
@@ -73,50 +50,84 @@ class EngineStream:
     when the first one came, on the event loop's clock."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, default_version: tuple[int, int]
+        self,
+        connections: Connections,
+        contexts: ContextTexts,
+        url: str,
+        default_version: tuple[int, int],
     ) -> None:
-        self._session = session
+        self._connections = connections
+        self._contexts = contexts
         self._url = url
         self._default_version = default_version
+        self._rest = b""
         self._newest = b""
         self._sampled: tuple[bytes, Sample] | None = None
         self._version = b""
         self._changes: list[tuple[bytes, bytes]] = []
+        self._refusal: bytes | None = None
+        self._catch_up: Callable[[], None] = _nothing
         self.first_event: float | None = None
 
     async def run(self, order: SamplingOrder) -> None:
         """Streams to the end. Raises EngineRefused, EngineBroken."""
-        body = {
-            "rid": order.rid,
-            # As an array, which is five times as fast as a list: contexts are long.
-            "input_ids": np.asarray(order.input_ids, dtype=np.int32),
-            "stream": True,
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "sampling_params": {
-                "max_new_tokens": order.max_new_tokens,
-                "temperature": order.temperature,
-                "stop_token_ids": list(order.stop_token_ids),
-                "sampling_seed": order.seed,
-                "skip_special_tokens": False,
-            },
-        }
+        context = self._contexts.pieces(order.execution, order.input_ids)
+        rest = orjson.dumps(
+            {
+                "rid": order.rid,
+                "stream": True,
+                "return_logprob": True,
+                "logprob_start_len": -1,
+                "sampling_params": {
+                    "max_new_tokens": order.max_new_tokens,
+                    "temperature": order.temperature,
+                    "stop_token_ids": list(order.stop_token_ids),
+                    "sampling_seed": order.seed,
+                    "skip_special_tokens": False,
+                },
+            }
+        )
+        body = (rest[:-1], b',"input_ids":[', *context, b"]}")
         try:
-            async with self._session.post(
-                f"{self._url}/generate",
-                data=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
-                headers={"Content-Type": "application/json"},
-            ) as response:
-                if response.status != 200:
-                    await self._refused(response)
-                await self._read(response)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineBroken(f"{self._url}: {type(error).__name__}: {error}") from error
-        if self.sample().finish is None:
+            reply = await self._connections.post(self._url, "/generate", body, self)
+        except OSError as error:
+            if self._refusal is None and self.sample().finish is None:
+                raise EngineBroken(f"{self._url}: {type(error).__name__}: {error}") from error
+        else:
+            self._check(reply)
+        if self._refusal is not None:
+            raise EngineRefused(f"{self._url}: {message_of(self._refusal)}")
+        sample = self.sample()
+        if sample.refusal is not None:
+            raise EngineRefused(f"{self._url}: {sample.refusal}")
+        if sample.finish is None:
             raise EngineBroken(f"{self._url}: the stream ended before the turn")
+
+    def begin(self, catch_up: Callable[[], None]) -> None:
+        """The engine is asked."""
+        self._catch_up = catch_up
+
+    def came(self, data: bytes) -> bool:
+        """An error ends the stream, whether or not the engine ends it."""
+        failpoint("proxy.mid_stream")
+        return _ERROR in data
+
+    def take(self, data: bytes) -> bool:
+        """The stream's next bytes, as they come. False after an error, which ends it."""
+        data = self._rest + data
+        # What is left of the last piece has no separator in it, but may have half of one.
+        end = data.rfind(_SEPARATOR, max(0, len(self._rest) - 1))
+        if end < 0:
+            self._rest = data
+            return True
+        self._rest = data[end + len(_SEPARATOR) :]
+        for event in data[:end].split(_SEPARATOR):
+            self._take_event(event.removeprefix(b"data: "))
+        return self._refusal is None
 
     def sample(self) -> Sample:
         """What has come so far."""
+        self._catch_up()
         if not self._newest:
             return Sample()
         if self._sampled is None or self._sampled[0] is not self._newest:
@@ -131,6 +142,9 @@ class EngineStream:
         # A logprob is of an id: what has only one of the two is not kept.
         num_tokens = min(len(ids), len(entries))
         finish = meta.get("finish_reason")
+        if finish is not None and 400 <= (finish.get("status_code") or 0) < 500:
+            # SGLang's scheduler refuses like this, with a token that it sampled from nothing.
+            return Sample(finish="abort", refusal=str(finish.get("message")))
         return Sample(
             token_ids=ids[:num_tokens],
             logprobs=tuple(float(entry[0]) for entry in entries[:num_tokens]),
@@ -139,34 +153,24 @@ class EngineStream:
             num_cached=int(meta.get("cached_tokens") or 0),
         )
 
-    async def _read(self, response: aiohttp.ClientResponse) -> None:
-        buffer = b""
-        async for chunk in response.content.iter_any():
-            buffer += chunk
-            end = buffer.rfind(_SEPARATOR)
-            if end < 0:
-                continue
-            for event in buffer[:end].split(_SEPARATOR):
-                self._take(event.removeprefix(b"data: "))
-            buffer = buffer[end + len(_SEPARATOR) :]
-            failpoint("proxy.mid_stream")
-
-    def _take(self, event: bytes) -> None:
-        if not event.startswith(b"{") or event.startswith(b'{"error"'):
-            if event.startswith(b"{"):
-                raise EngineRefused(f"{self._url}: {_message(event)}")
+    def _take_event(self, event: bytes) -> None:
+        if self._refusal is not None or not event.startswith(b"{"):
+            return
+        if event.startswith(_ERROR):
+            self._refusal = event
             return
         if self.first_event is None:
             self.first_event = asyncio.get_running_loop().time()
-        version = _version_of(event)
+        version = version_of(event)
         if self._version and version != self._version:
             self._changes.append((self._version, self._newest))
         self._version, self._newest = version, event
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> None:
-        body = await response.read()
-        text = f"{self._url}: HTTP {response.status}: {_message(body)}"
-        if 400 <= response.status < 500:
+    def _check(self, reply: Reply) -> None:
+        if reply.status == 200:
+            return
+        text = f"{self._url}: HTTP {reply.status}: {message_of(reply.body)}"
+        if 400 <= reply.status < 500:
             raise EngineRefused(text)
         raise EngineBroken(text)
 
@@ -192,10 +196,10 @@ class EngineStream:
         for version, event in self._changes:
             end = min(len(orjson.loads(event).get("output_ids") or ()), num_tokens)
             if end > start:
-                spans.append(VersionSpan(start=start, end=end, **self._named(_text(version))))
+                spans.append(VersionSpan(start=start, end=end, **self._named(text_of(version))))
                 start = end
         if num_tokens > start:
-            name = _text(self._version)
+            name = text_of(self._version)
             spans.append(VersionSpan(start=start, end=num_tokens, **self._named(name)))
         return spans
 
@@ -210,14 +214,33 @@ class EngineStream:
 
 
 class Engines:
-    """Opens streams and aborts them. Holds the connection pool, `session`."""
+    """Opens streams and aborts them. Holds their connections until the block that it opens ends;
+    `session`: the pool for all that is not streamed. max_context_bytes: see `Limits`."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        max_context_bytes: int = Limits().max_context_bytes,
+    ) -> None:
         self.session = session
+        self._connections = Connections()
+        self._contexts = ContextTexts(max_context_bytes)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connections.close()
+        await asyncio.sleep(0)  # transports close in the loop's next round
 
     def stream(self, url: str, default_version: tuple[int, int]) -> EngineStream:
         """A stream that has not started. default_version: (lineage, version) by the facts."""
-        return EngineStream(self.session, url, default_version)
+        return EngineStream(self._connections, self._contexts, url, default_version)
 
     async def abort(self, url: str, rid: str, timeout_s: float, pin_s: float | None = None) -> bool:
         """Asks the engine to end an attempt with what it has; in the same step, if it can, to keep
@@ -241,33 +264,8 @@ def engine_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        read_bufsize=2**20,
-        auto_decompress=False,
     )
 
 
-def _version_of(event: bytes) -> bytes:
-    """The quoted version name in an event, found without parsing it: events are many and long."""
-    start = event.rfind(_VERSION_MARK)
-    if start < 0:
-        return b""
-    start = event.find(b'"', start + len(_VERSION_MARK))
-    return event[start + 1 : event.find(b'"', start + 1)]
-
-
-def _text(version: bytes) -> str:
-    return version.decode("utf-8", "replace")
-
-
-def _message(body: bytes) -> str:
-    """The message of SGLang's error shapes, or the body itself."""
-    try:
-        raw = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body[:200].decode("utf-8", "replace")
-    if isinstance(raw, dict):
-        error = raw.get("error")
-        if isinstance(error, dict):
-            return str(error.get("message"))
-        return str(raw.get("message") or raw.get("detail") or error)
-    return str(raw)[:200]
+def _nothing() -> None:
+    """Nobody was asked."""

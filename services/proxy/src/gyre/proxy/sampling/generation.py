@@ -12,19 +12,16 @@ engine continues from context + kept tokens. What ends a call early is its deadl
 from __future__ import annotations
 
 import asyncio
-import secrets
 from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
-from typing import Literal
 
-from gyre.contracts.events.calls import CallRerouted, Span
+from gyre.contracts.events.calls import CallRerouted
 from gyre.core.routing import Engine
-from gyre.proxy.engines import EngineBroken, EngineRefused, Engines, EngineStream, SamplingOrder
 from gyre.proxy.executions import Execution, Registry
-from gyre.proxy.migration import NOTHING, PIN_S, Carried, Left, Migration, Move, Reason
+from gyre.proxy.sampling.course import Generation, GenerationFailed, GenerationStopped
+from gyre.proxy.sampling.migration import NOTHING, PIN_S, Carried, Left, Migration, Move, Reason
+from gyre.proxy.sampling.streams import EngineBroken, EngineRefused, Engines
 from gyre.proxy.watch import Watch, wait_until
 
 # How long a source engine has to hand over what it sampled; its stream has it already.
@@ -32,59 +29,6 @@ HANDOVER_S = 2.0
 # Between tries of an engine that broke off without a fact that says why: it may be switching.
 RETRY_S = 0.05
 MAX_RETRY_S = 1.0
-
-
-class GenerationFailed(Exception):
-    """The turn cannot be had. retryable: whether asking again later may help."""
-
-    def __init__(self, message: str, *, retryable: bool) -> None:
-        super().__init__(message)
-        self.retryable = retryable
-
-
-class GenerationStopped(Exception):
-    """Ended before the turn was whole: by the client, the deadline or the execution's end."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Generation:
-    """One call's sampling. Mutated by `Generator.run` and `stop`.
-
-    input_ids: context. deadline: on the event loop's clock. output_ids, logprobs, spans: kept over
-    all attempts, finish: "stop" or "length" once whole. began, ended: on the event loop's clock;
-    queue_s, first_token_s: from `began` to the first order to an engine and to its first token.
-    left: what the last attempt may have pinned. num_prefilled: tokens that its engine computed
-    before it sampled, 0 if it did not.
-    """
-
-    call: str
-    execution: Execution
-    index: int
-    input_ids: array[int]
-    max_new_tokens: int
-    temperature: float
-    stop_token_ids: tuple[int, ...]
-    deadline: float
-    output_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    finish: Literal["stop", "length"] | None = None
-    num_cached: int = 0
-    num_reroutes: int = 0
-    stopped: str | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    began: float = 0.0
-    ended: float = 0.0
-    queue_s: float | None = None
-    first_token_s: float | None = None
-    left: Left | None = None
-    num_prefilled: int = 0
-
-    def stop(self, reason: str) -> None:
-        """Ends the sampling; what was sampled stays in `output_ids`."""
-        if self.stopped is None:
-            self.stopped = reason
-            self.wake.set()
 
 
 class Generator:
@@ -107,6 +51,8 @@ class Generator:
         """
         generation.began = _now()
         try:
+            if generation.tail is not None and generation.tail.arriving is not None:
+                await generation.tail.arriving()
             await self._run(generation, report)
         finally:
             generation.ended = _now()
@@ -140,7 +86,7 @@ class Generator:
         left, generation.left = generation.left, None
         if left is None:
             return NOTHING
-        tokens = [*generation.input_ids, *generation.output_ids]
+        tokens = generation.input_ids + array("i", generation.output_ids)
         return await self._migration.carry(left, engine, tokens)
 
     async def _next_engine(
@@ -163,8 +109,7 @@ class Generator:
     async def _attempt(self, generation: Generation, engine: Engine) -> Reason:
         """Samples at one engine until the turn is whole or it must go on elsewhere; says why."""
         stream = self._engines.stream(engine.url, (engine.lineage, engine.version))
-        order = _order(generation)
-        generation.num_prefilled = 0
+        order = generation.order()
         if generation.queue_s is None:
             generation.queue_s = _now() - generation.began
         running = asyncio.create_task(stream.run(order))
@@ -183,9 +128,7 @@ class Generator:
                 reason = "publication"
         finally:
             running.cancel()
-            _keep(generation, engine, stream)
-            if stream.first_event is not None:
-                generation.num_prefilled = len(order.input_ids) - stream.sample().num_cached
+            generation.keep(engine, order, stream)
             if generation.finish is None and reason != "engine_lost":
                 job = generation.execution.job
                 generation.left = Left(engine=engine, rid=order.rid, job=job)
@@ -228,69 +171,14 @@ class Generator:
         return (execution.id,) if cell is None else (execution.id, (execution.job, cell))
 
 
-def _order(generation: Generation) -> SamplingOrder:
-    kept = len(generation.output_ids)
-    context = generation.input_ids
-    return SamplingOrder(
-        rid=secrets.token_hex(16),
-        input_ids=context + array("i", generation.output_ids) if kept else context,
-        max_new_tokens=generation.max_new_tokens - kept,
-        temperature=generation.temperature,
-        seed=_seed(generation.execution.seed, generation.index, kept),
-        stop_token_ids=generation.stop_token_ids,
-    )
-
-
-def _seed(seed: int, index: int, kept: int) -> int:
-    """31 bits from (execution's seed, call, tokens kept): a retry of the run samples the same."""
-    digest = sha256(f"{seed}.{index}.{kept}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
-
-
-def _keep(generation: Generation, engine: Engine, stream: EngineStream) -> None:
-    """Adds what the attempt sampled, with its policy versions and cell."""
-    sample = stream.sample()
-    offset = len(generation.output_ids)
-    if offset == 0:
-        generation.num_cached = sample.num_cached
-    if generation.first_token_s is None and sample.token_ids and stream.first_event is not None:
-        generation.first_token_s = stream.first_event - generation.began
-    generation.output_ids.extend(sample.token_ids)
-    generation.logprobs.extend(sample.logprobs)
-    for span in sample.spans:
-        _add_span(
-            generation.spans,
-            Span(
-                start=offset + span.start,
-                end=offset + span.end,
-                version=span.version,
-                lineage=span.lineage,
-                cell=engine.cell,
-            ),
-        )
-    if sample.finish in ("stop", "length"):
-        generation.finish = "stop" if sample.finish == "stop" else "length"
-    elif generation.output_ids and generation.output_ids[-1] in generation.stop_token_ids:
-        generation.finish = "stop"
-    elif len(generation.output_ids) >= generation.max_new_tokens:
-        generation.finish = "length"
-
-
-def _add_span(spans: list[Span], span: Span) -> None:
-    last = spans[-1] if spans else None
-    if last is not None and last.model_copy(update={"end": span.end, "start": span.start}) == span:
-        spans[-1] = last.model_copy(update={"end": span.end})
-    else:
-        spans.append(span)
-
-
 async def _report(
     generation: Generation, move: Move, report: Callable[[CallRerouted], Awaitable[None]]
 ) -> None:
     """After the attempt at the destination, which alone knows what it had to compute."""
     generation.num_reroutes += 1
-    event = move.event(generation.call, generation.execution.id, generation.num_prefilled)
-    await report(event)
+    assert generation.last is not None
+    at_destination = generation.last.num_prefilled, generation.last.num_cached
+    await report(move.event(generation.call, generation.execution.id, *at_destination))
 
 
 def _now() -> float:
