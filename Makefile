@@ -9,10 +9,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
-# What `make test` leaves out; `make test-full` runs it too, where its tools are there.
+# What `make test` leaves out; `make test-full` runs it too: the agent programs are installed first,
+# Docker and a GPU are used where they are.
 DEFAULT_TESTS := not slow and not docker and not gpu
+HARNESSES := claude-code codex mini-swe-agent
 
-.PHONY: help setup install harness demo compare test test-full lint format imports types check bench clean
+.PHONY: help setup install harness sglang demo compare test test-full lint format imports types check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +27,9 @@ install: setup  ## the same as setup
 harness: setup  ## an agent program beside the quickstart's: HARNESS=claude-code|codex|mini-swe-agent
 	@"$(PYTHON)" scripts/harness.py $(HARNESS)
 
+sglang: setup  ## SGLang, to serve small models on a CPU: 3 GB, for `pytest -m sglang`
+	@"$(PYTHON)" scripts/sglang.py
+
 demo: setup  ## train the quickstart's policy from start to report [POLICY=async|colocate|gyre]
 	@$(if $(HARNESS),"$(PYTHON)" scripts/harness.py $(HARNESS))
 	@.venv/bin/gyre demo $(if $(HARNESS),--example examples/$(HARNESS)) $(if $(SEED),--seed $(SEED)) $(if $(POLICY),--policy $(POLICY))
@@ -35,7 +40,8 @@ compare: setup  ## one job under each policy, on emulated cells: needs a quiet m
 test: setup  ## the default test suite
 	@$(PY) -m pytest -m "$(DEFAULT_TESTS)" $(ARGS)
 
-test-full: setup  ## every test, those included that need other tools
+test-full: setup  ## every test, with the agent programs, which are installed first
+	@"$(PYTHON)" scripts/harness.py $(HARNESSES)
 	@$(PY) -m pytest $(ARGS)
 
 lint: setup  ## ruff

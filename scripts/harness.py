@@ -13,7 +13,6 @@ requirements/harness-<name>.txt pins.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ from setup import (
     cached_environment,
     fingerprint,
     lock,
+    remember,
     run_logged,
     say,
 )
@@ -98,17 +98,16 @@ def npm_environment(cache: Path, name: str, locked: Path) -> Path:
 
 def register(name: str, path: Path) -> None:
     """Tells the runner, beside what it was told before."""
-    result = subprocess.run(
-        [str(path), "--version"], capture_output=True, text=True, timeout=120, check=False
-    )
+    try:
+        result = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"{name}: {path} does not start: {error}") from error
     if result.returncode != 0:
         raise SetupError(f"{name}: {path} does not start: {result.stderr.strip()[-200:]}")
     kind = "python" if name in PIP_HARNESSES else "program"
-    environments = VENV / "gyre-env.json"
-    with lock(environments.with_name("gyre-env.lock"), "another set-up runs: waiting"):
-        known = json.loads(environments.read_text()) if environments.exists() else {}
-        known[f"harness_{name}_{kind}"] = str(path)
-        environments.write_text(json.dumps(known, indent=1) + "\n")
+    remember(VENV / "gyre-env.json", f"harness_{name}_{kind}", path)
     say(f"{name}: ready, {result.stdout.strip()}")
 
 

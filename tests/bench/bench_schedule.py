@@ -14,7 +14,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from gyre.contracts.job import PolicyName
+from gyre.contracts.schedule import PolicyName
 from gyre.simulator.paper.ablation import NUM_STEPS, parameters, simulation
 from gyre.simulator.paper.statistics import elastic_row
 from gyre.simulator.summary import Summary, simulate, summarize

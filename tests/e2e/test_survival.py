@@ -3,22 +3,17 @@ stack: they finish, and the counts agree with the log."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.journal import Fact
-from gyre.cli.client import ApiClient
-from gyre.cli.errors import CommandError
 from gyre.contracts.http import JobView
 from gyre.core.scheduling import JobState, evolve, next_decision
-from gyre.embedded import control
-from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs, read_run
+from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
 
 SERVICES = {
@@ -45,52 +40,25 @@ STEPS, GROUPS = 6, 6
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("failpoints", [SERVICES, EXECUTIONS_AND_CORE], ids=["services", "core"])
 def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(
-    tmp_path: Path, failpoints: dict[str, int]
+    tmp_path: Path, start_stack: Callable[..., Any], failpoints: dict[str, int]
 ) -> None:
-    home = tmp_path / "state with a space"
-    environ = dict(os.environ) | {
-        "GYRE_FAILPOINT": ",".join(f"{name}:{count}" for name, count in failpoints.items())
-    }
-    info = control.up(home, cells=3, environ=environ, owner=os.getpid())
-    try:
-        job = write_small_job(
-            tmp_path / "job", model=MODEL, num_steps=STEPS, groups_per_step=GROUPS
-        )
-        # Small micro-steps: whoever joins late still finds one to claim.
-        job["admission"] = {"row_tokens": 512, "tokens_per_micro_step": 512}
-        with closing(ApiClient(info.urls["scheduler"], info.token)) as client:
-            view = _wait(client, client.submit(job).id, deadline_s=300)
-        assert (view.status, view.reason) == ("succeeded", "all steps done")
-        facts, calls = asyncio.run(read_run(info.urls["nats"], view.id))
-    finally:
-        control.down(home, purge=False)
-    died = {path.name.removeprefix("failpoint.") for path in (home / "run").glob("failpoint.*")}
-    assert set(failpoints) == died
+    points = ",".join(f"{name}:{count}" for name, count in failpoints.items())
+    environ = dict(os.environ) | {"GYRE_FAILPOINT": points}
+    stack = start_stack(cells=3, state="state with a space", environ=environ)
+    job = write_small_job(tmp_path / "job", model=MODEL, num_steps=STEPS, groups_per_step=GROUPS)
+    # Small micro-steps: whoever joins late still finds one to claim.
+    job["admission"] = {"row_tokens": 512, "tokens_per_micro_step": 512}
+    view = stack.ended(stack.client.submit(job).id, may_be_away=True)
+    assert (view.status, view.reason) == ("succeeded", "all steps done")
+    facts, calls = stack.read(view.id)
+
+    marks = (stack.home / "run").glob("failpoint.*")
+    assert {path.name.removeprefix("failpoint.") for path in marks} == set(failpoints)
     log = RunLog.of(facts, calls)
-    audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=DirectoryBlobStore(home / "blobs"))
+    audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=stack.blobs)
     assert view.num_terminated == len(log.terminated)
     assert log.failed_calls == 0
     _replays(view, facts)
-
-
-def _wait(client: ApiClient, job: str, deadline_s: float) -> JobView:
-    deadline = time.monotonic() + deadline_s
-    while True:
-        view = _fetch(client, job, deadline)
-        if view.status in ("succeeded", "failed", "cancelled"):
-            return view
-        assert time.monotonic() < deadline, f"not finished: {view}"
-        time.sleep(0.5)
-
-
-def _fetch(client: ApiClient, job: str, deadline: float) -> JobView:
-    """The scheduler is killed on purpose: ask again until it is back."""
-    while True:
-        try:
-            return client.job(job)
-        except CommandError:
-            assert time.monotonic() < deadline, "the scheduler did not come back"
-            time.sleep(0.2)
 
 
 def _replays(view: JobView, facts: list[Fact]) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gyre.testkit.harness_programs import PROGRAMS, Program
+from gyre.testkit.harness_script import make_script_model
 from gyre.testkit.harness_world import is_installed
-from gyre.testkit.played_engine import make_script_model
 
-ROOT = Path(__file__).parents[2]
-# Enough English and code that a prompt has about four characters a token.
-_TEXTS = ("docs/*.md", "docs/adr/*.md", "libs/core/src/gyre/core/*.py", "README.md")
+# mini-swe-agent alone takes 15 s to start where other things run.
+_TIMEOUT_S = 240.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,16 +19,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.harness)
             item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
+@pytest.fixture(params=tuple(PROGRAMS))
+def program(request: pytest.FixtureRequest) -> Program:
+    """Each of them in turn."""
+    return _installed(PROGRAMS[request.param])
 
 
 @pytest.fixture(autouse=True)
-def _installed(request: pytest.FixtureRequest) -> None:
-    name: str = request.module.HARNESS
-    if not is_installed(name):
-        pytest.skip(f"{name} is not installed: make harness HARNESS={name}")
+def _the_modules_program(request: pytest.FixtureRequest) -> None:
+    """A file of tests of one program names it."""
+    if hasattr(request.module, "PROGRAM"):
+        _installed(request.module.PROGRAM)
 
 
 @pytest.fixture(scope="session")
 def script_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    texts = [path.read_text() for pattern in _TEXTS for path in sorted(ROOT.glob(pattern))]
-    return make_script_model(tmp_path_factory.mktemp("script") / "model", texts)
+    return make_script_model(tmp_path_factory.mktemp("script") / "model")
+
+
+def _installed(program: Program) -> Program:
+    if not is_installed(program.name):
+        pytest.skip(f"{program.name} is not installed: make harness HARNESS={program.name}")
+    return program

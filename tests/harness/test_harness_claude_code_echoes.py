@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre.testkit.harness_plays import WRITE, play_through, step
-from gyre.testkit.played_engine import Scene, raw_tool_call, tool_call
+from gyre.testkit.harness_plays import play_through
+from gyre.testkit.harness_programs import CLAUDE_CODE, WRITE
+from gyre.testkit.harness_script import Scene, raw_tool_call, tool_call
 
-HARNESS = "claude-code"
-LAST = tool_call("Bash", command=step(9, WRITE))
-STEP = tool_call("Bash", command=step(2))
+PROGRAM = CLAUDE_CODE
+LAST = PROGRAM.step(9, WRITE)
+STEP = PROGRAM.step(2)
 ODD = r'{"name": "Bash", "arguments": '
 ODD += r'{"timeout": %s,  "command": "echo STEP-$((1+1)); echo \u00e9 \/ \u2028"}}'
 TURNS = {
@@ -30,15 +31,21 @@ TURNS = {
     "trailing spaces in a file": tool_call("Write", file_path="b.txt", content="a  \nb \n")
     + "\n"
     + STEP,
+    "trailing spaces in an edit": tool_call("Write", file_path="b.txt", content="a b")
+    + tool_call("Edit", new_string="c \n d  ", old_string="b", file_path="b.txt")
+    + "\n"
+    + STEP,
+    # No text can hold it: the call goes out as the text that it was.
+    "half of a character": raw_tool_call(
+        r'{"name": "Bash", "arguments": {"command": "echo \ud800"}}'
+    )
+    + "\n"
+    + STEP,
     "a number as a string": tool_call("Read", file_path="task.md", offset="1", limit="1")
     + "\n"
     + STEP,
     "a step into the same directory": tool_call("Bash", command="cd $PWD && echo STEP-$((1+1))"),
-    "white space around text": "  \n I look. \n\n" + STEP,
     "white space alone beside a call": "<think>\nhm\n</think>\n\n \n " + STEP,
-    "thinking": "<think>\nI should look.\n</think>\n\nI look." + STEP,
-    "text between calls": "One. " + STEP + "\nTwo. " + STEP + "\nThree.",
-    "a call that cannot be read": "I try. " + raw_tool_call("{broken") + "\n" + STEP,
     "many calls": "\n".join([STEP] * 6),
 }
 
@@ -50,7 +57,7 @@ async def run(
     outcome = await play_through(
         tmp_path,
         model,
-        HARNESS,
+        PROGRAM,
         scenes,
         settings={"tools": ["Bash", "Edit", "Read", "Write"]},
         max_new_tokens=max_new_tokens,
@@ -68,7 +75,7 @@ async def test_an_odd_turn_comes_back_and_is_known(
         script_model,
         Scene(cue="TASK-1", says=turn),
         Scene(cue="STEP-2", says=LAST),
-        Scene(cue="STEP-9", says="Done."),
+        PROGRAM.done(),
         num_calls=3,
     )
 
@@ -87,7 +94,7 @@ async def test_a_turn_without_words_is_dropped_by_the_client_and_kept_in_the_tre
         Scene(cue="TASK-1", says=STEP),
         Scene(cue="STEP-2", says=blank),
         Scene(cue="had no visible output", says=LAST),
-        Scene(cue="STEP-9", says="Done."),
+        PROGRAM.done(),
         num_calls=4,
     )
 
@@ -102,7 +109,21 @@ async def test_a_turn_cut_by_the_limit_goes_on_where_it_was(
         Scene(cue="TASK-1", says=STEP),
         Scene(cue="STEP-2", says=said),
         Scene(cue="utput token limit", says=LAST),
-        Scene(cue="STEP-9", says="Done."),
+        PROGRAM.done(),
         num_calls=4,
+        max_new_tokens=100,
+    )
+
+
+async def test_a_call_that_is_whole_in_a_turn_that_was_cut_is_run(
+    tmp_path: Path, script_model: Path
+) -> None:
+    await run(
+        tmp_path,
+        script_model,
+        Scene(cue="TASK-1", says=STEP + "\nCUT " + "word " * 300),
+        Scene(cue="STEP-2", says=LAST),
+        PROGRAM.done(),
+        num_calls=3,
         max_new_tokens=100,
     )

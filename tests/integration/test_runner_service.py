@@ -40,7 +40,9 @@ from gyre.testkit.execution_world import JOB, ExecutionWorld, until, until_writt
 class ShellHarnesses:
     """The prompt is a script; it sees its key and the model's address."""
 
-    def command(self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str) -> Command:
+    def command(
+        self, spec: JobSpec, directory: AttemptDir, *, prompt: str, key: str, proxy_url: str
+    ) -> Command:
         return Command(
             profile="command",
             argv=("/bin/sh", "-c", prompt),
@@ -202,7 +204,7 @@ async def test_a_time_out_ends_the_whole_tree_and_keeps_the_workspace(world: Wor
 
 
 async def test_sigterm_comes_first(world: World) -> None:
-    await world.submit(harness={"profile": "shell", "timeout_s": 0.5})
+    await world.submit(harness={"profile": "shell", "timeout_s": 2.0})
     world.script(
         "t", 'trap "echo saved > answer.txt; exit 0" TERM; while true; do sleep 0.05; done'
     )

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import pytest
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
-from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
 from gyre.adapters.workqueue.jetstream import JetStreamWorkQueue
 from gyre.contracts import subjects
@@ -34,16 +33,6 @@ from gyre.testkit.scheduler_world import Cells, sound_job
 TOKEN = "the-api-token"
 NUM_ORDERS = 6
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats").start()
-    try:
-        await ensure_streams(server.url)
-        yield server
-    finally:
-        server.stop()
 
 
 class Scheduler:

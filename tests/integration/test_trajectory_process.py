@@ -19,7 +19,6 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog import EventLog, Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
-from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
 from gyre.adapters.microsteps import decode_microstep
 from gyre.adapters.postgres import Projector, connect, migrate
@@ -43,14 +42,6 @@ def database_url() -> Iterator[str]:
     with postgres.running() as server:
         migrate(server.url)
         yield server.url
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats").start()
-    asyncio.run(ensure_streams(server.url))
-    yield server
-    server.stop()
 
 
 class Process:

@@ -7,15 +7,19 @@ import random
 from collections import defaultdict
 from itertools import pairwise
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.schedule import FIXED_SPLIT, ONE_ROLE, PolicyName
 from gyre.core.scheduling import JobState
 from gyre.core.scheduling.ledger import rollout_capacity
+from gyre.core.scheduling.policies import POLICIES
+from gyre.core.scheduling.policies.colocate import Colocate
+from gyre.core.scheduling.policies.fixed import Fixed
 from gyre.core.staleness import expected_staleness, mean_staleness
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
@@ -51,6 +55,12 @@ def live(schedule: dict[str, Any], watch: Any = None, seed: int = 3) -> World:
         world.on_fact = watch
     world.run()
     return world
+
+
+def test_the_job_file_and_the_decider_mean_the_same_policies() -> None:
+    assert set(POLICIES) == set(get_args(PolicyName))
+    assert [name for name, one in POLICIES.items() if isinstance(one, Fixed)] == [*FIXED_SPLIT]
+    assert [name for name, one in POLICIES.items() if isinstance(one, Colocate)] == [*ONE_ROLE]
 
 
 @each_schedule

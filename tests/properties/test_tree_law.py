@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered, Segment
 from gyre.core.matching import Plan, SentTurn
 from gyre.core.messages import Message, ToolCall
-from gyre.core.tree import Tree, TreeError, fold, node_id, sampled_node_id
+from gyre.core.tree import Tree, TreeError, fold
+from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.testkit.matched_calls import MatchedCalls
 from gyre.testkit.toy_encoder import CLOSE, GENERATION, ToyEncoder
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
+from gyre.cli.report_switches import MAX_ROWS
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
@@ -146,8 +147,9 @@ def test_both_files_are_written_and_can_be_read(tmp_path: Path) -> None:
     page.feed((tmp_path / "out" / "run" / "report.html").read_text(encoding="utf-8"))
     page.close()
     assert page.counts["svg"] == 5
-    assert page.counts["h2"] == 6
-    assert page.counts["tr"] == len(summary)
+    assert page.counts["h2"] == 7
+    switches = 1 + min(len(summary["switches"]["each"]), MAX_ROWS) + 2
+    assert page.counts["tr"] == len(summary) - 1 + switches
     assert page.open == []
 
 

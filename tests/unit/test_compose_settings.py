@@ -48,7 +48,7 @@ SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 
 
 def module_of(service: dict[str, Any]) -> str:
-    match = re.match(r"python -m (\S+)", service["command"])
+    match = re.search(r"python -m ([\w.]+)", service["command"])
     assert match is not None
     return match.group(1)
 
@@ -65,7 +65,7 @@ def filled(value: str) -> str:
 @pytest.mark.parametrize("name", WITH_SETTINGS)
 def test_a_service_gets_only_variables_that_it_reads(name: str) -> None:
     known = {f"GYRE_{field.upper()}" for field in WITH_SETTINGS[name].model_fields}
-    assert set(SERVICES[name]["environment"]) - known == set()
+    assert {variable.split("__")[0] for variable in SERVICES[name]["environment"]} <= known
 
 
 @pytest.mark.parametrize("name", WITH_SETTINGS)
@@ -86,6 +86,18 @@ def test_every_service_of_the_system_is_there() -> None:
 @pytest.mark.parametrize("module", sorted(set(OURS.values())))
 def test_each_command_names_a_module_that_exists(module: str) -> None:
     assert importlib.util.find_spec(module) is not None
+
+
+def test_proxies_may_be_scaled() -> None:
+    """The runner finds each by their name, they share no file, and leave seals to one another."""
+    proxy = SERVICES["proxy"]
+    port = proxy["environment"]["GYRE_PROXY_PORT"]
+    assert SERVICES["runner"]["environment"]["GYRE_PROXY_URL"] == f"dns+http://proxy:{port}"
+    assert float(proxy["environment"]["GYRE_PROXY_LIMITS__OWNER_PATIENCE_S"]) > 0
+    assert "GYRE_SERVICE_NAME=proxy-$$HOSTNAME " in proxy["command"]
+    assert "/proxy-$$HOSTNAME.ready" in proxy["healthcheck"]["test"][1]
+    assert "container_name" not in proxy
+    assert "ports" not in proxy
 
 
 def test_both_profiles_have_the_same_cells() -> None:

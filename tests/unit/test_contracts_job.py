@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gyre.contracts.job import MAX_NAME_LENGTH, JobSpec, ScheduleSection
+from gyre.contracts.job import MAX_NAME_LENGTH, JobSpec
+from gyre.contracts.schedule import ScheduleSection
 from gyre.contracts.subjects import calls
 from gyre.core.scheduling.plans import heldout_groups, training_groups
 from gyre.core.scheduling.state import JobState

@@ -10,6 +10,7 @@ import pytest
 
 from gyre.adapters.settings import ServiceSettings
 from gyre.cell_agent.settings import CellAgentSettings
+from gyre.embedded.errors import EmbeddedError
 from gyre.embedded.paths import StackPaths, read_json
 from gyre.embedded.process import ProcessSpec
 from gyre.embedded.stack import StackPlan, standard
@@ -28,6 +29,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "scheduler": SchedulerSettings,
     "runner": RunnerSettings,
     "proxy": ProxySettings,
+    "proxy-1": ProxySettings,
     "evaluator": EvaluatorSettings,
     "trajectory": TrajectorySettings,
     "cell-0": CellAgentSettings,
@@ -44,7 +46,7 @@ def paths(tmp_path: Path) -> StackPaths:
 
 @pytest.fixture
 def plan(paths: StackPaths) -> Iterator[StackPlan]:
-    plan = standard(paths, 2, OUTSIDE)
+    plan = standard(paths, 2, OUTSIDE | {"GYRE_PROXIES": "2"})
     yield plan
     for listener in plan.held:
         listener.close()
@@ -72,12 +74,36 @@ def test_a_service_starts_from_the_environment_of_the_stack(
     assert settings.nats_url == OUTSIDE["GYRE_NATS_URL"]
 
 
-def test_the_proxy_alone_inherits_the_listening_socket(plan: StackPlan) -> None:
-    (listener,) = plan.held
+def test_each_proxy_alone_inherits_its_listening_socket(plan: StackPlan) -> None:
+    names = ("proxy", "proxy-1")
+    held = dict(zip(names, plan.held, strict=True))
     inheriting = {name: spec.pass_fds for name, spec in specs(plan).items() if spec.pass_fds}
-    assert inheriting == {"proxy": (listener.fileno(),)}
-    assert specs(plan)["proxy"].env["GYRE_PROXY_LISTEN_FD"] == str(listener.fileno())
-    assert listener.getsockname()[0] == "127.0.0.1"
+    assert inheriting == {name: (listener.fileno(),) for name, listener in held.items()}
+    for name, listener in held.items():
+        env = specs(plan)[name].env
+        assert env["GYRE_PROXY_LISTEN_FD"] == str(listener.fileno())
+        assert env["GYRE_SERVICE_NAME"] == name
+        assert float(env["GYRE_PROXY_LIMITS__OWNER_PATIENCE_S"]) > 0
+    addresses = ["http://{}:{}".format(*listener.getsockname()) for listener in plan.held]
+    assert specs(plan)["runner"].env["GYRE_PROXY_URL"] == ",".join(addresses)
+    assert [plan.description.urls[name] for name in names] == addresses
+
+
+def test_one_proxy_is_reached_without_a_door_and_seals_at_once(paths: StackPaths) -> None:
+    plan = standard(paths, 1, OUTSIDE)
+    (listener,) = plan.held
+    (name,) = [name for name in specs(plan) if name.startswith("proxy")]
+    assert name == "proxy"
+    assert "GYRE_PROXY_LIMITS__OWNER_PATIENCE_S" not in specs(plan)["proxy"].env
+    port = listener.getsockname()[1]
+    assert specs(plan)["runner"].env["GYRE_PROXY_URL"] == f"http://127.0.0.1:{port}"
+    listener.close()
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "65", ""])
+def test_a_wrong_number_of_proxies_is_refused(paths: StackPaths, number: str) -> None:
+    with pytest.raises(EmbeddedError, match=f"GYRE_PROXIES={number}: must be"):
+        standard(paths, 1, OUTSIDE | {"GYRE_PROXIES": number})
 
 
 def test_the_next_start_takes_the_same_ports_where_they_are_free(paths: StackPaths) -> None:

@@ -11,6 +11,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import scheduling as sched
 from gyre.core.explain import (
     UnknownCell,
+    Waiting,
     before_each_decision,
     explain,
     turning_point,
@@ -194,14 +195,9 @@ def test_a_paused_job_says_so() -> None:
             return
 
 
-def test_a_starving_batch_names_the_oldest_group_and_its_unfinished_executions() -> None:
-    """One execution of group 3 runs on for long: the second step cannot do without it."""
-    slow = 3 * 4 + 1
-    world = World(
-        job_spec(heldout=False, num_steps=4, executions_per_group=4, phi=0.0, capacity=20),
-        lambda number: 60.0 if number == slow else 1.0,
-    )
-    said = []
+def waits_of(world: World) -> list[Waiting]:
+    """What is waited for at each fact of a whole run at which something is."""
+    said: list[Waiting] = []
 
     def look(state: JobState, body: Body, now: float) -> None:
         waiting = waiting_for(state) if state.spec is not None else None
@@ -210,6 +206,17 @@ def test_a_starving_batch_names_the_oldest_group_and_its_unfinished_executions()
 
     world.on_fact = look
     world.run()
+    return said
+
+
+def test_a_starving_batch_names_the_oldest_group_and_its_unfinished_executions() -> None:
+    """One execution of group 3 runs on for long: the second step cannot do without it."""
+    slow = 3 * 4 + 1
+    world = World(
+        job_spec(heldout=False, num_steps=4, executions_per_group=4, phi=0.0, capacity=20),
+        lambda number: 60.0 if number == slow else 1.0,
+    )
+    said = waits_of(world)
     assert "its executions have ended, scores are not in" in said[-1].text()
     waiting = next(one for one in said if len(one.unfinished) == 1 and one.group == "job-g0003")
     assert waiting.what == "batch l1-s0001"
@@ -230,15 +237,7 @@ def test_a_core_without_streaming_waits_for_the_whole_burst() -> None:
         ),
         lambda number: 1.0 + number % 5,
     )
-    said = []
-
-    def look(state: JobState, body: Body, now: float) -> None:
-        waiting = waiting_for(state) if state.spec is not None else None
-        if waiting is not None:
-            said.append(waiting)
-
-    world.on_fact = look
-    world.run()
+    said = waits_of(world)
     assert {waiting.what for waiting in said} >= {"burst 0", "burst 1"}
     assert max(waiting.num_missing for waiting in said) == 12
 

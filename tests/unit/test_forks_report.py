@@ -13,18 +13,16 @@ from typing import Any
 from gyre.adapters.archive import Hider, read_archive, write_archive
 from gyre.adapters.journal import Fact
 from gyre.cli import app
+from gyre.contracts.alarms import AlarmsSection
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, RequestRole, Segment
-from gyre.core.forks import (
-    NO_TOOL_CALLS_ALARM,
-    UNEXPLAINED_ALARM,
-    UNEXPLAINED_MIN_CALLS,
-    Forks,
-)
+from gyre.contracts.events.scheduling import JobSubmitted
+from gyre.core.forks import ForkReport, Forks
 from gyre.core.matching.echoes import head_keys, tools_key
 from gyre.core.matching.reasons import EXPLAINED
 from gyre.core.report import RunReport
 from gyre.testkit.command_line import Ended, one_line, run_command
 
+LIMITS = AlarmsSection()
 RUNS = Path(__file__).parents[1] / "replay" / "runs"
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "run"}}]
 
@@ -35,6 +33,7 @@ def call(
     role: RequestRole = "main",
     *,
     num_tool_calls: int = 1,
+    num_malformed: int = 0,
     segments: tuple[Segment, ...] = (),
 ) -> CallRecorded:
     return CallRecorded(
@@ -42,7 +41,7 @@ def call(
         segments=segments, node="n", output_ids=(), output_logprobs=(), spans=(),
         num_input_tokens=1, num_cached_tokens=0, temperature=1.0, max_new_tokens=1,
         finish_reason="stop", outcome="committed", fork_reason=reason,
-        num_tool_calls=num_tool_calls, duration_s=0.0,
+        num_tool_calls=num_tool_calls, num_malformed_tool_calls=num_malformed, duration_s=0.0,
     )  # fmt: skip
 
 
@@ -55,15 +54,15 @@ def sealed(execution: str) -> CallsSealed:
     return CallsSealed(execution=execution, num_calls=1, last_seq=1)
 
 
-def folded(*events: CallRecorded | CallsSealed) -> Forks:
+def counted(*events: CallRecorded | CallsSealed, limits: AlarmsSection = LIMITS) -> ForkReport:
     forks = Forks()
     for event in events:
         forks.fold(event)
-    return forks
+    return forks.report(limits)
 
 
 def test_forks_are_counted_by_reason_and_role() -> None:
-    report = folded(
+    report = counted(
         call("a"),
         call("a", "branch"),
         call("a", "branch", "sub-agent"),
@@ -71,7 +70,7 @@ def test_forks_are_counted_by_reason_and_role() -> None:
         call("b", "compaction"),
         call("b", "compaction"),
         call("c"),
-    ).report()
+    )
     assert (report.num_calls, report.num_forks, report.num_unexplained) == (7, 5, 2)
     assert report.calls_by_role == {"main": 5, "sub-agent": 2}
     assert [(row.reason, row.num, row.by_role) for row in report.rows] == [
@@ -89,27 +88,33 @@ def test_forks_are_counted_by_reason_and_role() -> None:
 
 
 def test_nothing_was_called() -> None:
-    report = folded().report()
+    report = counted()
     assert (report.num_calls, report.unexplained_share, report.alarms) == (0, 0.0, ())
 
 
 def test_too_many_unexplained_forks_raise_an_alarm() -> None:
-    most = int(UNEXPLAINED_ALARM * 100)
+    most = int(LIMITS.unexplained_forks * 100)
     calm = [call()] * (100 - most) + [call(reason="dropped_turn")] * most
-    assert folded(*calm).report().alarms == ()
-    [alarm] = folded(*calm, call(reason="edited_history")).report().alarms
+    assert counted(*calm).alarms == ()
+    [alarm] = counted(*calm, call(reason="edited_history")).alarms
     assert alarm.startswith(f"{most + 1} of 101 calls")
+    assert "more than 2%" in alarm
+    loose = AlarmsSection(unexplained_forks=0.03)
+    assert counted(*calm, call(reason="edited_history"), limits=loose).alarms == ()
+    tight = AlarmsSection(unexplained_forks=0.01, min_calls=101)
+    assert counted(*calm, limits=tight).alarms == ()
+    assert len(counted(*calm, call(), limits=tight).alarms) == 1
 
 
 def test_explained_forks_raise_none() -> None:
     explained = [call(reason=reason) for reason in sorted(EXPLAINED)]
-    assert folded(*explained * UNEXPLAINED_MIN_CALLS).report().alarms == ()
+    assert counted(*explained * LIMITS.min_calls).alarms == ()
 
 
 def test_a_handful_of_calls_raises_none() -> None:
-    few = [call(reason="repeat")] * (UNEXPLAINED_MIN_CALLS - 1)
-    assert folded(*few).report().alarms == ()
-    assert len(folded(*few, call()).report().alarms) == 1
+    few = [call(reason="repeat")] * (LIMITS.min_calls - 1)
+    assert counted(*few).alarms == ()
+    assert len(counted(*few, call()).alarms) == 1
 
 
 def without_calls(num: int, tools: list[dict[str, Any]]) -> list[CallRecorded | CallsSealed]:
@@ -121,15 +126,35 @@ def without_calls(num: int, tools: list[dict[str, Any]]) -> list[CallRecorded | 
 
 
 def test_no_tool_call_in_many_executions_raises_an_alarm() -> None:
-    many = without_calls(NO_TOOL_CALLS_ALARM, TOOLS)
-    [alarm] = folded(*many).report().alarms
-    assert alarm.startswith(f"the last {NO_TOOL_CALLS_ALARM} executions")
-    assert folded(*many[:-2]).report().alarms == ()
-    assert folded(*many, call("x", segments=opening(TOOLS)), sealed("x")).report().alarms == ()
+    many = without_calls(LIMITS.executions_without_tool_calls, TOOLS)
+    [alarm] = counted(*many).alarms
+    assert alarm.startswith(f"the last {LIMITS.executions_without_tool_calls} executions")
+    assert counted(*many[:-2]).alarms == ()
+    assert counted(*many, call("x", segments=opening(TOOLS)), sealed("x")).alarms == ()
+
+
+def test_tool_calls_that_cannot_be_read_raise_an_alarm() -> None:
+    good = [call(), call(num_tool_calls=0)] * LIMITS.min_calls
+    bad = [call(num_tool_calls=0, num_malformed=2)] * LIMITS.min_calls
+    report = counted(*good, *bad)
+    assert (report.num_calling, report.num_malformed) == (2 * LIMITS.min_calls, LIMITS.min_calls)
+    assert report.alarms == ()
+    [alarm] = counted(*good, *bad, bad[0]).alarms
+    assert alarm.startswith("51 of 101 calls that call tools (50.5%)")
+    assert counted(*bad[1:]).alarms == ()
+    off = AlarmsSection(malformed_calls=1.0)
+    assert counted(*bad, limits=off).alarms == ()
+
+
+def test_the_jobs_own_limit_of_executions_counts() -> None:
+    few = without_calls(3, TOOLS)
+    assert counted(*few).alarms == ()
+    strict = AlarmsSection(executions_without_tool_calls=3)
+    assert len(counted(*few, limits=strict).alarms) == 1
 
 
 def test_no_tool_call_where_there_are_no_tools_raises_none() -> None:
-    assert folded(*without_calls(3 * NO_TOOL_CALLS_ALARM, [])).report().alarms == ()
+    assert counted(*without_calls(3 * LIMITS.executions_without_tool_calls, [])).alarms == ()
 
 
 @cache
@@ -143,8 +168,9 @@ async def _in_order(facts: Sequence[Fact]) -> AsyncIterator[Fact]:
         yield fact
 
 
-def exported(path: Path, reasons: dict[int, str]) -> Path:
-    """The recorded run in a file, as if some calls had forked. reasons: by the call's position."""
+def exported(path: Path, reasons: dict[int, str], limits: AlarmsSection = LIMITS) -> Path:
+    """The recorded run in a file, as if some calls had forked. reasons: by the call's position.
+    limits: as if its job had them."""
     facts: list[Fact] = []
     for fact in _kills():
         body = fact.body
@@ -156,12 +182,20 @@ def exported(path: Path, reasons: dict[int, str]) -> Path:
         path,
         job=facts[0].job,
         release="0",
-        facts=_in_order(_kills("facts")),
+        facts=_in_order([_with_limits(fact, limits) for fact in _kills("facts")]),
         calls=_in_order(facts),
         hider=Hider(),
     )
     asyncio.run(written)
     return path
+
+
+def _with_limits(fact: Fact, limits: AlarmsSection) -> Fact:
+    body = fact.body
+    if not isinstance(body, JobSubmitted):
+        return fact
+    body = body.model_copy(update={"spec": body.spec.model_copy(update={"alarms": limits})})
+    return dataclasses.replace(fact, envelope=dataclasses.replace(fact.envelope, body=body))
 
 
 def gyre_forks(home: Path, *options: str) -> Ended:
@@ -195,6 +229,14 @@ def test_gyre_forks_names_reasons_executions_and_alarms(tmp_path: Path) -> None:
     summary = report.summary()
     assert (summary["forks"], summary["unexplained_forks"]) == (10, 9)
     assert summary["alarms"] == told["alarms"]
+
+
+def test_gyre_forks_warns_by_the_jobs_own_limits(tmp_path: Path) -> None:
+    calls = [n for n, fact in enumerate(_kills()) if isinstance(fact.body, CallRecorded)]
+    reasons = dict.fromkeys(calls[:9], "dropped_turn")
+    patient = AlarmsSection(unexplained_forks=0.5)
+    path = exported(tmp_path / "run.jsonl.gz", reasons, patient)
+    assert json.loads(gyre_forks(tmp_path, "--file", str(path), "--json").stdout)["alarms"] == []
 
 
 def test_gyre_forks_of_a_file_without_calls_or_without_a_run(tmp_path: Path) -> None:

@@ -82,6 +82,51 @@ def test_an_installed_program_is_named_to_the_runner_beside_the_others(
     assert known == {"harness_llm_python": "/llm", "harness_codex_program": str(program)}
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("exit 1", "does not start"),
+        ("#!/nowhere/sh\n", "No such file"),
+    ],
+)
+def test_a_program_that_does_not_start_is_told_to_nobody_and_is_one_line(
+    script: ModuleType,
+    npm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(script, "VENV", tmp_path)
+    monkeypatch.setattr(script, "cache_directory", lambda: tmp_path)
+    installed = script.install(tmp_path, "codex")
+    installed.write_text(program if program.startswith("#!") else f"#!/bin/sh\n{program}")
+    capsys.readouterr()
+    assert script.main(["codex"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("harness: codex: ")
+    assert words in line
+    assert not (tmp_path / "gyre-env.json").exists()
+
+
+def test_the_full_suite_installs_every_program_before_it_runs(script: ModuleType) -> None:
+    """What `make test-full` would do, as make itself tells it."""
+    told = subprocess.run(
+        ["make", "--dry-run", "test-full"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.splitlines()
+    [at] = [index for index, line in enumerate(told) if "scripts/harness.py" in line]
+    named = told[at].split("scripts/harness.py")[1].split()
+    assert sorted(named) == sorted([*script.NPM_PROGRAMS, *script.PIP_HARNESSES])
+    assert "-m pytest" in told[-1]
+    assert at < len(told) - 1
+
+
 def test_an_unknown_name_is_one_line_that_lists_the_known_ones() -> None:
     command = [sys.executable, str(SCRIPTS / "harness.py"), "nope"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

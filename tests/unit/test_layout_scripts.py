@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,18 +12,15 @@ from types import ModuleType
 import psutil
 import pytest
 
+from gyre.testkit.modules import load_module
+
 ROOT = Path(__file__).parent.parent.parent
 CONTAINED = ROOT / "scripts" / "contained.py"
 
 
 @pytest.fixture
 def setup_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gyre_setup", ROOT / "scripts" / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "scripts" / "setup.py", "gyre_setup")
 
 
 def contained(limit_s: float, *command: str) -> subprocess.CompletedProcess[str]:
@@ -75,23 +71,23 @@ def test_a_daemon_that_ended_is_no_zombie_to_what_runs_contained() -> None:
     assert contained(30, sys.executable, "-c", script).returncode == 0
 
 
-def test_an_environment_is_made_once_and_an_unfinished_one_again(
+def test_an_unfinished_environment_is_made_anew_and_a_finished_one_is_kept(
     setup_script: ModuleType, tmp_path: Path
 ) -> None:
-    cache = tmp_path / "a cache"
-    cache.mkdir()
     wanted = tmp_path / "wanted.txt"
     wanted.write_text("# nothing but the interpreter\n")
-    first = setup_script.cached_environment(cache, "env", [wanted])
-    note = first / "note"
-    note.write_text("made by the first run")
-    assert setup_script.cached_environment(cache, "env", [wanted]) == first
-    assert note.exists()
-    (first / ".complete").unlink()
-    assert setup_script.cached_environment(cache, "env", [wanted]) == first
+    directory = tmp_path / "a cache" / f"env-{setup_script.fingerprint([wanted])}"
+    directory.mkdir(parents=True)
+    note = directory / "note"
+    note.write_text("left by a run that was killed")
+    made = setup_script.cached_environment(directory.parent, "env", [wanted])
+    assert made == directory
     assert not note.exists()
-    result = subprocess.run([first / "bin" / "python", "-c", "print(1)"], capture_output=True)
+    result = subprocess.run([made / "bin" / "python", "-c", "print(1)"], capture_output=True)
     assert result.stdout == b"1\n"
+    note.write_text("of the finished one")
+    assert setup_script.cached_environment(directory.parent, "env", [wanted]) == made
+    assert note.exists()
 
 
 def test_the_fingerprint_changes_with_the_requirements(

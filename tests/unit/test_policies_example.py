@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ from gyre.cli.jobfile import load_job_file
 from gyre.cli.policy_schedules import read_schedules, set_policy
 from gyre.contracts.job import JobSpec
 from gyre.core.staleness import expected_staleness
+from gyre.testkit.modules import load_module
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 POLICIES = EXAMPLES / "policies"
@@ -23,13 +22,7 @@ QUICKSTART = EXAMPLES / "quickstart"
 
 
 def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"policies_{name}", POLICIES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load_module(POLICIES / f"{name}.py", f"policies_{name}")
 
 
 def job(example: Path, policy: str) -> JobSpec:

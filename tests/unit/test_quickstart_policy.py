@@ -114,6 +114,7 @@ def test_equal_manifests_skip_the_warm_start(quickstart: Any, exported: Path) ->
     assert not warmstart.is_fresh(exported, warmstart.manifest(3))
     warmstart.write_manifest(exported, warmstart.manifest(3))
     assert warmstart.is_fresh(exported, warmstart.manifest(3))
+    warmstart.make_once(exported, warmstart.manifest(3), pytest.fail)
     assert not warmstart.is_fresh(exported, warmstart.manifest(4))
 
 

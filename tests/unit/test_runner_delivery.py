@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from gyre.adapters.eventlog.memory import MemoryEventLog
-from gyre.runner.delivery import has_undelivered_call, proxy_answers
+from gyre.runner.delivery import has_undelivered_call, own_proxy_answers, proxy_answers
 from gyre.testkit.execution_world import JOB, ExecutionWorld
 from gyre.testkit.nats_server import free_port
 
@@ -58,3 +58,16 @@ async def test_a_proxy_answers_or_it_does_not() -> None:
         server.close()
         await server.wait_closed()
     assert not await proxy_answers(f"http://127.0.0.1:{free_port()}", deadline_s=1.0)
+
+
+async def test_what_counts_is_the_proxy_that_the_attempt_was_led_to() -> None:
+    server = await serve(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    up = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    down = f"http://127.0.0.1:{free_port()}"
+    assert await own_proxy_answers(None, [up, down])
+    assert not await own_proxy_answers(None, [down, up])
+    assert await own_proxy_answers(up, [down, up])
+    assert not await own_proxy_answers(down, [up, down])
+    assert not await own_proxy_answers(None, [])
+    server.close()
+    await server.wait_closed()

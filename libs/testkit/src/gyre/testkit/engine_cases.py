@@ -123,7 +123,7 @@ async def _stream(http: httpx.AsyncClient, prompt: list[int]) -> Record:
     """A stream's record has its events' JSON in `body`, the last one as the literal text."""
     body = {"input_ids": prompt, "sampling_params": GREEDY, "return_logprob": True, "stream": True}
     response = await http.post("/generate", json=body)
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     record = _record(response)
     record["body"] = [json.loads(line) if line.startswith("{") else line for line in lines]
     return record

@@ -1,11 +1,12 @@
 """Starts the engine that the contract suite runs against, as a process of its own.
 
-`local` always. The real SGLang too when GYRE_SGLANG_PYTHON names the interpreter of its
-environment and GYRE_SGLANG_LAUNCHER a script that takes SGLang's arguments.
+`local` always; the real SGLang where it is installed (`make sglang`), in tests marked `sglang`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
 import socket
@@ -13,18 +14,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from gyre.cell_agent.engine.sglang.launch import (
+    RESERVED_TOKENS,
+    cpu_command,
+    cpu_environment,
+)
 from gyre.testkit.tiny_model import make_tiny_model
 
 CONTEXT_TOKENS = 2048
 START_TIMEOUT_S = {"local": 60.0, "sglang": 300.0}
 POLL_S = 0.1
+# What a call may have of SGLang's CONTEXT_TOKENS.
+SERVED_TOKENS = CONTEXT_TOKENS - RESERVED_TOKENS
+# What SGLang's cache holds here: eight calls of CONTEXT_TOKENS.
+CACHE_TOKENS = 16384
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +49,23 @@ class RunningEngine:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait(timeout=10)
+        """SIGKILL, to all its processes."""
+        _end(self.process, signal.SIGKILL)
 
 
-def engine_kinds() -> list[str]:
-    """Which engines this machine can run."""
-    return ["local", "sglang"] if os.environ.get("GYRE_SGLANG_PYTHON") else ["local"]
+def sglang_python() -> Path | None:
+    """The interpreter of SGLang's environment; None where it is not installed."""
+    known = Path(sys.prefix) / "gyre-env.json"
+    found = json.loads(known.read_text()).get("engine_sglang_python") if known.exists() else None
+    return Path(found) if found is not None and Path(found).exists() else None
+
+
+def engine_kinds() -> list[Any]:
+    """Which engines this machine can run, as a fixture's parameters."""
+    if sglang_python() is None:
+        return ["local"]
+    marks = (pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(START_TIMEOUT_S["sglang"]))
+    return ["local", pytest.param("sglang", marks=marks)]
 
 
 @pytest.fixture(scope="module", params=engine_kinds())
@@ -66,41 +87,59 @@ def running_engine(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [*_command(kind), "--model-path", str(models[0]), "--port", str(port)]
-    command += ["--context-length", str(CONTEXT_TOKENS), "--weight-version", "w0", *extra]
     url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "GYRE_MIGRATION_KEY": migration_key,
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GYRE_MIGRATION_KEY": migration_key}
+    if kind == "sglang":
+        environment = cpu_environment(environment, threads=1)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, start_new_session=True
+            [*_command(kind, models[0], port), *extra],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
         )
     try:
         _wait_healthy(process, url, time.monotonic() + START_TIMEOUT_S[kind], log)
         yield RunningEngine(kind=kind, url=url, models=models, process=process)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=10)
+            _end(process, signal.SIGTERM)
 
 
-def _command(kind: str) -> list[str]:
+def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """With its children; SIGKILL if the signal does not end it in 10 s."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+
+
+def die_with_parent() -> None:
+    """The kernel ends the engine when the tests are killed; SGLang's other processes follow it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _command(kind: str, model: Path, port: int) -> list[str]:
     if kind == "local":
-        return [sys.executable, "-m", "gyre.cell_agent.engine.local"]
-    cpu = "--device cpu --attention-backend torch_native --mem-fraction-static 0.05"
-    return [
-        os.environ["GYRE_SGLANG_PYTHON"],
-        os.environ["GYRE_SGLANG_LAUNCHER"],
-        *cpu.split(),
-        *["--max-total-tokens", "16384", "--dtype", "float32", "--enable-metrics"],
-    ]
+        command = [sys.executable, "-m", "gyre.cell_agent.engine.local", "--port", str(port)]
+        command += ["--model-path", str(model), "--context-length", str(CONTEXT_TOKENS)]
+        return [*command, "--weight-version", "w0"]
+    python = sglang_python()
+    assert python is not None, "SGLang is not installed: make sglang"
+    return cpu_command(
+        str(python),
+        model_path=str(model),
+        host="127.0.0.1",
+        port=port,
+        weight_version="w0",
+        context_tokens=SERVED_TOKENS,
+        cache_tokens=CACHE_TOKENS,
+    )
 
 
 def _wait_healthy(process: subprocess.Popen[bytes], url: str, deadline: float, log: Path) -> None:

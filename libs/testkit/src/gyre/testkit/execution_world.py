@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog import EventLog, Stream
 from gyre.adapters.journal import Journal
@@ -33,7 +34,7 @@ class ExecutionWorld:
         self.root = root
         self.home = root / "home"
         self.log = log
-        self.journal = Journal(log, SystemClock())
+        self.journal = Journal(log, SystemClock(), DirectoryBlobStore(self.home / "blobs"))
         self.env: dict[str, str] = {}  # what a service's process needs to know, if there is one
         self._num_said = 0
 

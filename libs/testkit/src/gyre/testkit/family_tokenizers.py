@@ -48,6 +48,27 @@ _INKLING = (
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", *_THINK, "<minimax:tool_call>", "</minimax:tool_call>")
 _LAGUNA = ("〈|EOS|〉", *_THINK, "<assistant>", "</assistant>", *_CALL)
 
+_HARMONY = (
+    *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>"),
+    *("<|start|>", "<|end|>", "<|message|>", "<|call|>", "<|endofprompt|>"),
+)
+_GEMMA = (
+    *("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"),
+    *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    *("<tool_response|>", '<|"|>', "<|image>", "<|image|>", "<image|>"),
+)
+_DEEPSEEK = (
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>"),
+    *("<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+)
+_DEEPSEEK_V4 = (
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+    *("<｜latest_reminder｜>", "｜DSML｜", "<｜action｜>", "<｜query｜>", "<｜authority｜>"),
+    *("<｜domain｜>", "<｜title｜>", "<｜read_url｜>", *_THINK),
+)
+
 _OF = {
     "qwen": _QWEN,
     "prime-qwen": _QWEN,
@@ -59,6 +80,11 @@ _OF = {
     "hy3": _HY,
     "laguna": _LAGUNA,
     "inkling": _INKLING,
+    "gpt-oss": _HARMONY,
+    "gemma": _GEMMA,
+    "deepseek-v3": _DEEPSEEK,
+    "deepseek-r1": (*_DEEPSEEK, *_THINK),
+    "deepseek-v4": _DEEPSEEK_V4,
 }
 
 # Line breaks in many a place: real vocabularies join them with each other and with what is around.

@@ -1,7 +1,8 @@
 """An agent program in the real stack: runner, proxy and evaluator as they are, over a real
 JetStream; scheduler and cells are played, the engines play a script.
 
-One job, whose tasks a test writes. `execute` takes one execution from its order to its score.
+One job, whose tasks a test writes. `execute` takes one execution from its order to its score. Proxy
+and engines are in this process, or processes of their own where a test wants to kill them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -24,11 +26,9 @@ from gyre.adapters.journal import Journal
 from gyre.adapters.workqueue.jetstream import JetStreamWorkQueue
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.calls import CallRecorded
 from gyre.contracts.events.executions import Terminated
 from gyre.contracts.events.scheduling import Dispatched, GroupPlan, JobSubmitted
 from gyre.contracts.events.scores import Evaluated
-from gyre.core.tree import Tree
 from gyre.evaluator import bootstrap as evaluator
 from gyre.evaluator.settings import EvaluatorSettings
 from gyre.runner import bootstrap as runner
@@ -36,9 +36,13 @@ from gyre.runner.profile_harnesses import ProfileHarnesses, read_environments, r
 from gyre.runner.sandbox.process import ProcessSandbox
 from gyre.runner.settings import RunnerSettings
 from gyre.testkit.execution_world import until
+from gyre.testkit.harness_outcome import Outcome
+from gyre.testkit.harness_processes import Engine, EngineProcess, ProxyProcess
+from gyre.testkit.harness_script import Play, Scene
+from gyre.testkit.harness_wire import Wire, running_wire
 from gyre.testkit.nats_server import NatsServer
-from gyre.testkit.played_engine import Play, PlayedEngine, Scene, played_engines
-from gyre.testkit.proxy_world import JOB, SECRET, Facts, RunningProxy, running_proxy
+from gyre.testkit.played_engine import PlayedEngine
+from gyre.testkit.proxy_world import JOB, SECRET, Facts, running_proxy
 from gyre.testkit.specs import job_spec
 
 GROUP = f"{JOB}-g0000"
@@ -59,64 +63,19 @@ def is_installed(profile: str) -> bool:
     return profile in read_environments(path) | read_programs(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One execution that is over. logs: what the program wrote, the standard output first."""
-
-    end: Terminated
-    reward: float
-    events: tuple[Body, ...]
-    workspace: Path
-    logs: tuple[str, str]
-
-    @property
-    def calls(self) -> list[CallRecorded]:
-        """In the order of the log."""
-        return [event for event in self.events if isinstance(event, CallRecorded)]
-
-    @property
-    def roles(self) -> list[str]:
-        """Of the calls, in their order."""
-        return [call.request_role for call in self.calls]
-
-    @property
-    def forks(self) -> list[str]:
-        """Reasons of the calls that did not go on where an earlier one ended, in their order."""
-        return [call.fork_reason for call in self.calls if call.fork_reason is not None]
-
-    def tree(self) -> Tree:
-        tree = Tree()
-        for event in self.events:
-            tree.evolve(event)
-        return tree
-
-
-def assert_recorded_whole(outcome: Outcome, play: Play) -> None:
-    """Every token that the script said is in the tree, once, in a committed call of its own, each
-    with its logprob and its version; the script was played to its end and knew what to say."""
-    assert play.surprises == []
-    assert play.unplayed() == []
-    scripted = [each.whole for each in play.played if each.kept == 0]
-    assert sorted(call.output_ids for call in outcome.calls) == sorted(scripted)
-    assert {call.outcome for call in outcome.calls} == {"committed"}
-    targets = outcome.tree().targets()
-    assert [tuple(node.token_ids) for node in targets] == [c.output_ids for c in outcome.calls]
-    for call in outcome.calls:
-        covered = [index for span in call.spans for index in range(span.start, span.end)]
-        assert covered == list(range(len(call.output_ids)))
-
-
 @dataclass(slots=True, kw_only=True)
 class HarnessWorld:
-    """Mutated by its methods. engines: cell 0 is the first, and serves the execution."""
+    """Mutated by its methods. engines: cell 0 is the first, and serves the execution. proxy: where
+    it is a process. wire: stands before the proxy if a test wants to see what is said."""
 
     root: Path
     home: Path
     facts: Facts
     queue: JetStreamWorkQueue
-    proxy: RunningProxy
     play: Play
-    engines: tuple[PlayedEngine, ...]
+    engines: tuple[Engine, ...]
+    proxy: ProxyProcess | None
+    wire: Wire | None
 
     async def submit(
         self,
@@ -128,7 +87,7 @@ class HarnessWorld:
         settings: dict[str, Any] | None = None,
         context_tokens: int = 200_000,
         max_new_tokens: int = 8192,
-        timeout_s: float = 20.0,
+        timeout_s: float = 120.0,
     ) -> None:
         """The job with its one task, and its cells, one an engine."""
         task = self.root / "tasks" / TASK
@@ -153,7 +112,7 @@ class HarnessWorld:
         for cell, engine in enumerate(self.engines):
             await self.facts.rollout(cell, engine.url)
 
-    async def execute(self, *, deadline_s: float = 120.0) -> Outcome:
+    async def execute(self, *, deadline_s: float = 200.0) -> Outcome:
         """One execution from its order to its reward."""
         await self.order()
         return await self.outcome(deadline_s=deadline_s)
@@ -176,7 +135,7 @@ class HarnessWorld:
         order = {"job": JOB, "execution": EXECUTION, "group": GROUP, "task": TASK, "seed": 1}
         await self.queue.put(subjects.start_order(JOB), json.dumps(order).encode(), EXECUTION)
 
-    async def outcome(self, *, deadline_s: float = 120.0) -> Outcome:
+    async def outcome(self, *, deadline_s: float = 200.0) -> Outcome:
         """Waits until the execution is scored."""
 
         async def scored() -> bool:
@@ -212,15 +171,30 @@ class HarnessWorld:
         return [fact.body async for fact in journal.read(Stream.FACTS, (subject,))]
 
     def _told(self) -> str:
-        played = [f"{each.cue} at {each.port}" for each in self.play.played]
+        played = [f"{each.cue} at {each.engine}" for each in self.play.played]
         return f"no score in time; played: {played}; surprises: {self.play.surprises}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """How a world is set up. num_engines: cells. engine_processes, proxy_process: these run apart,
+    so that they can be killed; failpoint: where the proxy dies once by itself. wired: what the
+    program and the proxy say to one another is kept. limits: of the proxy (`Limits`)."""
+
+    num_engines: int = 1
+    engine_processes: bool = False
+    proxy_process: bool = False
+    failpoint: str | None = None
+    wired: bool = False
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 @asynccontextmanager
 async def harness_world(
-    root: Path, model: Path, scenes: Sequence[Scene], *, engines: int = 1
+    root: Path, model: Path, scenes: Sequence[Scene], staging: Staging | None = None
 ) -> AsyncIterator[HarnessWorld]:
     """Everything around one execution, while the block lasts."""
+    staging = staging or Staging()
     nats = NatsServer(root / "nats").start()
     try:
         await ensure_streams(nats.url)
@@ -229,24 +203,46 @@ async def harness_world(
             stack.push_async_callback(log.close)
             queue = JetStreamWorkQueue(nats.url)
             stack.push_async_callback(queue.close)
-            play, cells = await stack.enter_async_context(
-                played_engines(model, scenes, count=engines)
-            )
-            proxy = await stack.enter_async_context(running_proxy(log))
+            play = Play.write(root / "play", model, scenes)
+            engines = await _engines(stack, play, staging)
             home = root / "home"
-            await stack.enter_async_context(_services(home, log, queue, proxy.url, nats.url))
-            facts = Facts(Journal(log, SystemClock()))
+            url, proxy = await _proxy(stack, log, nats.url, home, staging)
+            wire = await stack.enter_async_context(running_wire(url)) if staging.wired else None
+            url = url if wire is None else wire.url
+            await stack.enter_async_context(_services(home, log, queue, url, nats.url))
             yield HarnessWorld(
                 root=root,
                 home=home,
-                facts=facts,
+                facts=Facts(Journal(log, SystemClock(), DirectoryBlobStore(home / "blobs"))),
                 queue=queue,
-                proxy=proxy,
                 play=play,
-                engines=cells,
+                engines=engines,
+                proxy=proxy,
+                wire=wire,
             )
     finally:
         nats.stop()
+
+
+async def _engines(stack: AsyncExitStack, play: Play, staging: Staging) -> tuple[Engine, ...]:
+    make = EngineProcess if staging.engine_processes else PlayedEngine
+    engines = tuple(make(play) for _ in range(staging.num_engines))
+    for engine in engines:
+        stack.push_async_callback(engine.stop)
+    await asyncio.gather(*(engine.start() for engine in engines))
+    return engines
+
+
+async def _proxy(
+    stack: AsyncExitStack, log: JetStreamEventLog, nats_url: str, home: Path, staging: Staging
+) -> tuple[str, ProxyProcess | None]:
+    """Where it is, and its process if it has one."""
+    if not staging.proxy_process:
+        here = running_proxy(log, DirectoryBlobStore(home / "blobs"), **staging.limits)
+        return (await stack.enter_async_context(here)).url, None
+    process = ProxyProcess(nats_url, home, staging.limits)
+    await stack.enter_async_context(process.running(staging.failpoint))
+    return process.url, process
 
 
 @asynccontextmanager

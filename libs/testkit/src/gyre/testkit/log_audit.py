@@ -144,10 +144,10 @@ def first_decision_that_differs(facts: Sequence[Fact]) -> str | None:
     return None if difference is None else str(difference)
 
 
-async def read_run(url: str, job: str) -> tuple[list[Fact], list[Fact]]:
-    """The facts and the calls of `job` from the NATS server at `url`."""
+async def read_run(url: str, job: str, blobs: BlobStore) -> tuple[list[Fact], list[Fact]]:
+    """The facts and the calls of `job` from the NATS server at `url`; large bodies from `blobs`."""
     log = JetStreamEventLog(url, name="audit")
-    journal = Journal(log, SystemClock())
+    journal = Journal(log, SystemClock(), blobs)
     try:
         facts = [f async for f in journal.read(Stream.FACTS, (subjects.all_facts(job),))]
         calls = [f async for f in journal.read(Stream.CALLS, (subjects.all_calls(job),))]

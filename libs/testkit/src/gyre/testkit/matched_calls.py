@@ -8,7 +8,8 @@ from typing import Any
 
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered
 from gyre.core.matching import Matcher, Plan, SentTurn
-from gyre.core.tree import Tree, fold, sampled_node_id
+from gyre.core.tree import Tree, fold
+from gyre.core.tree_nodes import sampled_node_id
 
 
 @dataclass

@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from gyre.core.routing import weight_version_name
-from gyre.proxy.tokenizer import FastTokenizer
+from gyre.proxy.codecs.tokenizer import FastTokenizer
 
 _END = "<|im_end|>"
 

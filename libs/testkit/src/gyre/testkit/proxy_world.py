@@ -40,8 +40,8 @@ from gyre.contracts.events.scheduling import (
 from gyre.core.routing import weight_version_name
 from gyre.core.tree import Tree
 from gyre.proxy.app import app_runner
-from gyre.proxy.engines import Engines, engine_session
 from gyre.proxy.limits import Limits
+from gyre.proxy.sampling.streams import Engines, engine_session
 from gyre.proxy.service import Proxy
 from gyre.testkit.specs import job_spec
 
@@ -180,8 +180,9 @@ class Facts:
     def key(self, execution: str, attempt: int = 1) -> str:
         return make_key(SECRET, KeyIdentity(job=self.job, execution=execution, attempt=attempt))
 
-    async def move(self, source: int, destination: int, *executions: str) -> None:
-        """The source cell leaves rollout; its executions go to `destination`."""
+    async def move(self, source: int, destination: int, *executions: str) -> int:
+        """The source cell leaves rollout; its executions go to `destination`. The decision's
+        sequence."""
         moves = tuple(
             Move(execution=execution, source=source, destination=destination)
             for execution in executions
@@ -195,7 +196,7 @@ class Facts:
             waterlevel=0,
             capacity_after=0,
         )
-        await self.append(subjects.sched(self.job), fact)
+        return await self.append(subjects.sched(self.job), fact)
 
     async def terminate(self, execution: str, attempt: int = 1) -> None:
         fact = Terminated(
@@ -268,10 +269,10 @@ async def running_proxy(
 ) -> AsyncIterator[RunningProxy]:
     """Serves on a free port until the block ends; its loop's errors surface at the end. limits:
     fields of `Limits`."""
-    async with engine_session() as session:
+    async with engine_session() as session, Engines(session) as engines:
         clock = SystemClock()
         bounds = Limits.model_validate(limits)
-        proxy = Proxy(Journal(log, clock, blobs), Engines(session), clock, SECRET, bounds)
+        proxy = Proxy(Journal(log, clock, blobs), engines, clock, SECRET, bounds)
         following = asyncio.create_task(proxy.follow())
         caught_up = asyncio.create_task(proxy.caught_up.wait())
         await asyncio.wait({caught_up, following}, return_when="FIRST_COMPLETED")

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from gyre.core.routing import weight_version_name
-from gyre.proxy.tokenizer import FastTokenizer
+from gyre.proxy.codecs.tokenizer import FastTokenizer
 
 
 @dataclass(slots=True)

@@ -67,6 +67,9 @@ class SimulatedEngine:
         await self._work(0.1)
         return 0
 
+    async def num_announced(self, switch: int) -> int | None:
+        return None
+
     async def num_requests(self) -> int:
         await self._work(0.1)
         return 0

@@ -7,6 +7,7 @@ test read it exactly as they read a released checkpoint. Needs `transformers`, i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def make_tiny_model(
     return path
 
 
-def make_tiny_tokenizer(vocab_size: int = 400) -> Any:
-    """A byte-level BPE `PreTrainedTokenizerFast`; deterministic, since its corpus is fixed."""
+def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) -> Any:
+    """A byte-level BPE `PreTrainedTokenizerFast`; deterministic for a corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -88,7 +89,7 @@ def make_tiny_tokenizer(vocab_size: int = 400) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(list(_CORPUS) * 50, trainer)
+    bpe.train_from_iterator(list(corpus) * 50, trainer)
     make_fast: Any = PreTrainedTokenizerFast  # untyped in transformers
     return make_fast(
         tokenizer_object=bpe,

@@ -33,7 +33,7 @@ class ToyEncoder:
             return array("i")
         return self._encode(str(tools) + (system.content if system else ""))
 
-    def inputs(self, messages: Sequence[Message]) -> list[array[int]]:
+    def inputs(self, messages: Sequence[Message], *, after: str = "user") -> list[array[int]]:
         """As templates do, results that follow each other stand in one frame."""
         found = []
         for index, message in enumerate(messages):
@@ -42,19 +42,25 @@ class ToyEncoder:
             found.append(self._encode(message.content) + (TOGETHER if together else END))
         return found
 
-    def inputs_after_turn(self, turn: array[int], messages: Sequence[Message]) -> list[array[int]]:
+    def inputs_after_turn(
+        self,
+        turn: array[int],
+        messages: Sequence[Message],
+        *,
+        opening: array[int] | None = None,
+    ) -> list[array[int]]:
         tokens = self.inputs(messages)
         tokens[0] = self.turn_end(turn) + tokens[0]
         return tokens
 
-    def turn_end(self, turn: array[int]) -> array[int]:
+    def turn_end(self, turn: array[int], *, opening: array[int] | None = None) -> array[int]:
         closed = len(turn) > 0 and turn[-1] == CLOSE
         return SEPARATOR if closed else array("i", [CLOSE]) + SEPARATOR
 
-    def assistant(self, message: Message) -> array[int]:
+    def assistant(self, message: Message, *, after: str = "user") -> array[int]:
         return GENERATION + self._encode(message.content)
 
-    def generation(self) -> array[int]:
+    def generation(self, *, after: str = "user", carried: array[int] | None = None) -> array[int]:
         return GENERATION
 
     def _encode(self, text: str) -> array[int]:

@@ -27,7 +27,7 @@ from gyre.contracts.events.executions import TerminationReason
 from gyre.contracts.events.scheduling import BatchOpened, Dispatched, GroupPlan, JobSubmitted
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
 from gyre.contracts.job import JobSpec
-from gyre.core.tree import node_id, sampled_node_id
+from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.testkit.facts import terminated
 
 VOCABULARY = 500
