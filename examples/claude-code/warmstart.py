@@ -10,16 +10,14 @@ its manifest names the same inputs, the program's prompt among them.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +29,14 @@ import torch  # noqa: E402
 import warmstart as quickstart  # noqa: E402  the quickstart's: its directory comes first
 from capture import PROMPT, fingerprint, first_request  # noqa: E402
 from model import Policy, Shape, save_hf  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
 from tasks import Task  # noqa: E402
-from tokenizer import SPECIAL_TOKENS, SPLIT  # noqa: E402
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+from tokenizer import train_tokenizer  # noqa: E402
 from transcripts import Example, Turn, draw_transcript  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from gyre.cli.jobfile import load_job_file  # noqa: E402
 from gyre.core.messages import Message  # noqa: E402
-from gyre.proxy.encoding import Codec, load_codec  # noqa: E402
+from gyre.proxy.codecs.encoding import Codec, load_codec  # noqa: E402
 from gyre.proxy.requests import Request  # noqa: E402
 
 VOCABULARY_SIZE = 832
@@ -103,28 +100,6 @@ def corpus(prompts: Prompts, rng: random.Random) -> Iterator[str]:
             yield turn.tool_result or ""
 
 
-def train_tokenizer(prompts: Prompts) -> Any:
-    """As the quickstart's, over other texts."""
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(prompts, random.Random(0)), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",  # noqa: S106 - a token of text, no secret
-        pad_token="<|endoftext|>",  # noqa: S106
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-    )
-
-
 def encode(
     codec: Codec, tokenizer: Any, head: Sequence[int], inputs: Sequence[Message], turns: list[Turn]
 ) -> Example:
@@ -154,7 +129,7 @@ def num_shared(examples: Sequence[Example]) -> int:
 
 def warm_start(seed: int, prompts: Prompts, out: Path) -> Policy:
     """Trains tokenizer and policy from nothing and writes them; the same seed, the same policy."""
-    tokenizer = train_tokenizer(prompts)
+    tokenizer = train_tokenizer(corpus(prompts, random.Random(0)), VOCABULARY_SIZE)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     codec = load_codec(str(out), "qwen3")
@@ -187,26 +162,16 @@ def manifest(seed: int, prompts: Prompts) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the policy that works in Claude Code.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = quickstart.arguments("Make the policy that works in Claude Code.")
     job = load_job_file(HERE / "job.yaml")
     environments = Path(os.environ.get("GYRE_HARNESS_ENVS", Path(sys.prefix) / "gyre-env.json"))
     tokens = job["model"]["context_tokens"]
     prompts = Prompts(request=first_request(environments, job["harness"]["settings"], tokens))
-    expected = manifest(args.seed, prompts)
-    if quickstart.is_fresh(args.out, expected):
-        print(f"{args.out} is up to date")
-        return
-    started = time.monotonic()
-    (args.out / quickstart.MANIFEST).unlink(missing_ok=True)
-    policy = warm_start(args.seed, prompts, args.out)
-    quickstart.write_manifest(args.out, expected)  # last: a directory with a manifest is whole
-    num_parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(f"{num_parameters} parameters in {args.out}, {time.monotonic() - started:.0f} s")
+    quickstart.make_once(
+        args.out,
+        manifest(args.seed, prompts),
+        lambda: warm_start(args.seed, prompts, args.out),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer for the quickstart's policy, with Qwen3's special tokens.
+"""A byte-level BPE tokenizer for the examples' policies, with Qwen3's special tokens.
 
 Digits and spaces are split off, so that a number or a name has the same tokens wherever it
 stands; with Qwen's own splitting a tiny model does not learn to copy.
@@ -7,7 +7,7 @@ stands; with Qwen's own splitting a tiny model does not learn to copy.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from renderers import Qwen3Renderer
@@ -66,20 +66,20 @@ def corpus(rng: random.Random) -> Iterator[str]:
             yield turn.tool_result or ""
 
 
-def train_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
-    """The same seed gives the same VOCABULARY_SIZE entries."""
+def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
+    """`size` entries, special tokens included; the same texts give the same ones."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=size,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(random.Random(seed)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",  # noqa: S106 - a token of text, no secret

@@ -18,7 +18,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from model import Policy, Shape, save_hf
 from renderers import Qwen3Renderer
 from tasks import FILES, WORDS
-from tokenizer import train_tokenizer
+from tokenizer import VOCABULARY_SIZE, corpus, train_tokenizer
 from torch import Tensor
 from torch.nn import functional
 from transcripts import DRAFT, PHRASES, TOOLS, Example, iterate_examples
@@ -173,7 +173,7 @@ def run_phase(
 
 def warm_start(seed: int, phases: Sequence[Phase] = PHASES) -> tuple[Policy, Any]:
     """Train tokenizer and policy from nothing; the same seed gives the same policy."""
-    tokenizer = train_tokenizer(seed=0)
+    tokenizer = train_tokenizer(corpus(random.Random(0)), VOCABULARY_SIZE)
     renderer = Qwen3Renderer(tokenizer)
     prefix = shared_prefix(renderer)
     informative = informative_tokens(tokenizer)
@@ -223,24 +223,39 @@ def write_manifest(folder: Path, value: dict[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the quickstart's warm-started policy.")
+def arguments(description: str) -> argparse.Namespace:
+    """out, seed and threads, as the command line has them; torch gets its threads."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    expected = manifest(args.seed)
-    if is_fresh(args.out, expected):
-        print(f"{args.out} is up to date")
+    return args
+
+
+def make_once(folder: Path, expected: dict[str, Any], make: Callable[[], Policy]) -> None:
+    """`make` writes the policy into the folder, unless the one of this manifest is there."""
+    if is_fresh(folder, expected):
+        print(f"{folder} is up to date")
         return
     started = time.monotonic()
-    policy, tokenizer = warm_start(args.seed)
-    (args.out / MANIFEST).unlink(missing_ok=True)
-    save_hf(policy, tokenizer, args.out)
-    write_manifest(args.out, expected)  # last: a directory with a manifest is whole
+    (folder / MANIFEST).unlink(missing_ok=True)
+    policy = make()
+    write_manifest(folder, expected)  # last: a directory with a manifest is whole
     num_parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(f"{num_parameters} parameters in {args.out}, {time.monotonic() - started:.0f} s")
+    print(f"{num_parameters} parameters in {folder}, {time.monotonic() - started:.0f} s")
+
+
+def main() -> None:
+    args = arguments("Make the quickstart's warm-started policy.")
+
+    def make() -> Policy:
+        policy, tokenizer = warm_start(args.seed)
+        save_hf(policy, tokenizer, args.out)
+        return policy
+
+    make_once(args.out, manifest(args.seed), make)
 
 
 if __name__ == "__main__":
