@@ -113,7 +113,7 @@ def test_a_program_that_does_not_start_is_told_to_nobody_and_is_one_line(
 def test_the_full_suite_installs_every_program_before_it_runs(script: ModuleType) -> None:
     """What `make test-full` would do, as make itself tells it."""
     told = subprocess.run(
-        ["make", "--dry-run", "test-full"],
+        ["make", "--no-print-directory", "--dry-run", "test-full"],
         cwd=ROOT,
         capture_output=True,
         text=True,

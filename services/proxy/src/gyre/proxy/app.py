@@ -29,7 +29,7 @@ from gyre.proxy.live import Live, OpenCall, Waiter
 from gyre.proxy.overlong import refuse_overlong
 from gyre.proxy.planning import LONG_BODY, beside
 from gyre.proxy.readings import Readings
-from gyre.proxy.requests import BadRequest, Fault, Sampling
+from gyre.proxy.requests import BadRequest, ContextFull, Fault, Sampling
 from gyre.proxy.sending import Stream, is_here, respond
 from gyre.proxy.service import Proxy
 
@@ -116,8 +116,11 @@ class ProxyApp:
         identity = await self._proxy.authorize(_MESSAGES.key(headers))
         request[_BOUND] = {"job": identity.job, "execution": identity.execution}
         with bind(**request[_BOUND]):
-            exchange = await self._parse(request, _MESSAGES, headers, identity)
-            num_tokens = await self._proxy.count_tokens(identity, exchange.request)
+            try:
+                exchange = await self._parse(request, _MESSAGES, headers, identity)
+                num_tokens = await self._proxy.count_tokens(identity, exchange.request)
+            except ContextFull as full:  # who asks how long it is wants to know that
+                num_tokens = full.num_tokens
         return web.Response(body=counted(num_tokens), content_type="application/json")
 
     def _call(self, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
