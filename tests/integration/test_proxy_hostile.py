@@ -187,7 +187,7 @@ async def test_a_long_text_holds_up_no_other_execution(
 
 
 async def gaps_during(work: Awaitable[httpx.Response]) -> tuple[list[float], float]:
-    """How long the loop did nothing else at a time while `work` was done, and how long that took."""
+    """How long at a time the loop did nothing else while `work` was done, and how long it took."""
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
 

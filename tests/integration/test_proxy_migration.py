@@ -18,20 +18,16 @@ from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.roles import PIN_S, drain
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.migration_world import models
 from gyre.testkit.proxy_world import Facts, LocalEngine, RunningProxy, local_engine, running_proxy
-from gyre.testkit.tiny_model import make_tiny_model
+
+__all__ = ["models"]
 
 SLOW = ("--emulate-decode-tokens-per-s", "100")
 LONG: dict[str, Any] = {"max_new_tokens": 300, "call_timeout_s": 30.0}
 SAMPLED = 20
 TRIES = 8
 """A random policy may end its turn before it can be moved: then another one is asked."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("migrating_models")
-    return make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.roles import PIN_S, drain
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.migration_world import models
 from gyre.testkit.proxy_world import (
     Client,
     Facts,
@@ -27,17 +28,12 @@ from gyre.testkit.proxy_world import (
     local_engine,
     running_proxy,
 )
-from gyre.testkit.tiny_model import make_tiny_model
+
+__all__ = ["models"]
 
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "call_timeout_s": 30.0}
 IDLE = 12
 """Executions between two calls: more than are copied at a time."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("idle_models")
-    return make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
 
 
 @pytest.fixture(scope="module")
