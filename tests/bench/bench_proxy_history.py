@@ -1,6 +1,6 @@
 """What a long conversation costs the proxy: `python tests/bench/bench_proxy_history.py`.
 
-Clients resend their whole history with each request. One conversation of 200 turns in each API,
+Clients resend their whole history with each request. Three conversations of 200 turns in each API,
 with a tool call each whose result has 2 kB: the proxy process's own time on a processor per call,
 by the kernel's count, against the size of the body; the slope of a line through them is what a kB
 costs. Its floors beside it: `orjson.loads` of the last body, and the API's own reading of it. New
@@ -52,6 +52,8 @@ RESULT = "the quick brown fox jumps over the lazy dog. hello world, user assista
 SAY = '<tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
 CONTEXT_TOKENS = 2**20
 NUM_TURNS_OPEN = 100
+# Conversations of which the middle one counts: a machine that is shared has pauses.
+REPEATS = 3
 INPUT_TOKENS, OUTPUT_TOKENS = 500, 100
 # Appends that are under way at a time.
 PIPELINE = 512
@@ -126,14 +128,17 @@ async def history(arguments: argparse.Namespace, root: Path) -> None:
         here = await world(stack, root)
         url, pid = await stack.enter_async_context(proxy_process(here.nats.url, root))
         for api, kind in TALKS.items():
-            key, talk = await here.facts.start(f"job-test-g0-{api}"), kind()
-            points = []
-            for turn in range(arguments.turns + 3):
-                kb, before = len(talk.body()) / 1e3, cpu_s(pid)
-                await call(here.session, url, key, talk, RESULT)
-                if turn >= 3:  # the codec is loaded, code is warm
-                    points.append((kb, (cpu_s(pid) - before) * 1e6))
-            per_kb, rest_us = slope(points)
+            lines = []
+            for repeat in range(REPEATS):
+                key = await here.facts.start(f"job-test-g0-{api}{repeat}")
+                talk, points = kind(), []
+                for turn in range(arguments.turns + 3):
+                    kb, before = len(talk.body()) / 1e3, cpu_s(pid)
+                    await call(here.session, url, key, talk, RESULT)
+                    if turn >= 3:  # the codec is loaded, code is warm
+                        points.append((kb, (cpu_s(pid) - before) * 1e6))
+                lines.append(slope(points))
+            per_kb, rest_us = sorted(lines)[REPEATS // 2]
             json_floor, parse_floor = floors_us_per_kb(talk)
             figures[f"{api}_us_per_kB"] = round(per_kb, 2)
             figures[f"{api}_us_per_kB_reading"] = round(parse_floor, 2)
