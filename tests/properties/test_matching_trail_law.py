@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gyre.core.matching import CannotBridge, SentTurn, Trail
+from gyre.core.matching import SentTurn, Trail
 from gyre.core.messages import Message, ToolCall
 from gyre.testkit.matched_calls import MatchedCalls
 from gyre.testkit.toy_encoder import CLOSE, ToyEncoder
@@ -25,16 +25,8 @@ UNBRIDGED = 77
 class OddEncoder(ToyEncoder):
     """Has turns that its template does not keep."""
 
-    def inputs_after_turn(
-        self,
-        turn: array[int],
-        messages: Sequence[Message],
-        *,
-        opening: array[int] | None = None,
-    ) -> list[array[int]]:
-        if opening and UNBRIDGED in turn:
-            raise CannotBridge
-        return super().inputs_after_turn(turn, messages, opening=opening)
+    def keeps(self, turn: array[int], *, is_sampled: bool) -> bool:
+        return not (is_sampled and UNBRIDGED in turn)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gyre.contracts.events.calls import RequestRole
-from gyre.core.matching import CannotBridge, Plan, SentTurn
+from gyre.core.matching import Plan, SentTurn
 from gyre.core.messages import Message, Role
 from gyre.core.tree import TreeError
 from gyre.testkit.matched_calls import MatchedCalls
@@ -269,16 +269,8 @@ def test_only_the_first_calls_head_is_the_first_head() -> None:
 class StrictEncoder(ToyEncoder):
     """A family whose template retells turns: sampled tokens are below 10 or above 299."""
 
-    def inputs_after_turn(
-        self,
-        turn: array[int],
-        messages: Sequence[Message],
-        *,
-        opening: array[int] | None = None,
-    ) -> list[array[int]]:
-        if turn[0] >= 300:
-            raise CannotBridge
-        return super().inputs_after_turn(turn, messages, opening=opening)
+    def keeps(self, turn: array[int], *, is_sampled: bool) -> bool:
+        return turn[0] < 300
 
 
 def test_a_turn_that_the_template_retells_stands_beside_the_sampled_one() -> None:

@@ -26,11 +26,9 @@ from pathlib import Path
 from pydoc_data import topics
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from gyre.proxy.codecs.tokenizer import FastTokenizer
 from gyre.testkit.execution_world import until
-from gyre.testkit.tiny_model import QWEN3_SPECIAL_TOKENS
+from gyre.testkit.tiny_model import train_bpe
 
 # Where a process finds its play, if no argument says it.
 PLAY_VARIABLE = "GYRE_PLAY"
@@ -188,16 +186,7 @@ def make_script_model(directory: Path) -> Path:
     English and code that come with Python, which no change of this repository alters: so prompts
     have about four characters a token, and always the same number."""
     texts = [*topics.topics.values(), *map(inspect.getsource, (argparse, subprocess, typing))]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(QWEN3_SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = train_bpe(texts, VOCABULARY)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory

@@ -75,10 +75,9 @@ def make_tiny_model(
     return path
 
 
-def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) -> Any:
-    """A byte-level BPE `PreTrainedTokenizerFast`; deterministic for a corpus."""
+def train_bpe(texts: Sequence[str], vocab_size: int) -> Any:
+    """A byte-level BPE `Tokenizer` with Qwen3's control tokens; deterministic for the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -89,7 +88,15 @@ def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(list(corpus) * 50, trainer)
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) -> Any:
+    """A byte-level BPE `PreTrainedTokenizerFast`; deterministic for a corpus."""
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = train_bpe(list(corpus) * 50, vocab_size)
     make_fast: Any = PreTrainedTokenizerFast  # untyped in transformers
     return make_fast(
         tokenizer_object=bpe,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gyre.core.matching import CannotBridge
 from gyre.core.messages import Message
 
 CLOSE = 1
@@ -42,6 +43,10 @@ class ToyEncoder:
             found.append(self._encode(message.content) + (TOGETHER if together else END))
         return found
 
+    def keeps(self, turn: array[int], *, is_sampled: bool) -> bool:
+        """Whether the template keeps the turn as it is: all, unless a test says otherwise."""
+        return True
+
     def inputs_after_turn(
         self,
         turn: array[int],
@@ -49,6 +54,8 @@ class ToyEncoder:
         *,
         opening: array[int] | None = None,
     ) -> list[array[int]]:
+        if not self.keeps(turn, is_sampled=bool(opening)):
+            raise CannotBridge
         tokens = self.inputs(messages)
         tokens[0] = self.turn_end(turn) + tokens[0]
         return tokens

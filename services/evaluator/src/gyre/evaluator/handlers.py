@@ -60,8 +60,8 @@ class Handler:
         self._registry = registry
 
     async def handle(self, state: Pending) -> float:
-        """Does what the execution asks for now; seconds to wait before it asks again, 0 for
-        nothing left to do here (what was appended comes back as a fact)."""
+        """Does what the execution asks for; seconds to wait before it asks again, 0 for nothing
+        left to do here (what was appended comes back as a fact)."""
         with bind(job=state.job, execution=state.execution):
             calls = await self._calls(state)
             now = self._clock.now()
