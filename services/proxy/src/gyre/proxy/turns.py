@@ -45,12 +45,17 @@ def num_reasoning_tokens(
     if not turn.reasoning:
         return 0
     low, high = 0, len(output_ids)
+    # Text that is known not to hold it is not made again, unless it ends within a character.
+    start, before = 0, ""
     while low < high:
         middle = (low + high) // 2
-        if turn.reasoning in text(output_ids[:middle]):
+        said = before + text(output_ids[start:middle])
+        if turn.reasoning in said:
             high = middle
-        else:
-            low = middle + 1
+            continue
+        low = middle + 1
+        if not said.endswith("\ufffd"):
+            start, before = middle, said
     return high
 
 
