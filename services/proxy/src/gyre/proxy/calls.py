@@ -28,7 +28,7 @@ from gyre.proxy.holding import attach, give_up, record_undelivered
 from gyre.proxy.limits import Limits
 from gyre.proxy.live import Live, OpenCall, Served, Waiter, Whole
 from gyre.proxy.origins import request_facts
-from gyre.proxy.planning import context_of, is_strange, opening_of, plan_of
+from gyre.proxy.planning import is_strange, opening_of, plan_of
 from gyre.proxy.records import recorded
 from gyre.proxy.requests import Answer, ContextFull, Fault, Request, TokenLogprob
 from gyre.proxy.sampling.course import Generation, GenerationFailed, GenerationStopped
@@ -106,7 +106,7 @@ class Calls:
         live.num_chars = max(live.num_chars, request.num_chars)
         for replaced in live.deliveries.stopping(key):
             live.open[replaced].superseded = True
-        generation = _generation(live, plan, request, served, room)
+        generation = _generation(live, plan, served, room)
         live.deliveries.open(generation.call, key, waiter)
         call = OpenCall(
             id=generation.call,
@@ -285,14 +285,14 @@ class Calls:
         return None
 
 
-def _generation(live: Live, plan: Plan, request: Request, served: Served, room: int) -> Generation:
+def _generation(live: Live, plan: Plan, served: Served, room: int) -> Generation:
     index, live.next_index = live.next_index, live.next_index + 1
     rollout = served.spec.rollout
     return Generation(
         call=f"{live.execution.id}-c{index:05d}",
         execution=live.execution,
         index=index,
-        input_ids=context_of(live, plan, request),
+        input_ids=live.matcher.tree.path_tokens(plan.parent),
         max_new_tokens=min(rollout.max_new_tokens, room),
         temperature=rollout.temperature,
         stop_token_ids=served.codec.stop_token_ids,

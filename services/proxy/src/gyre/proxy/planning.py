@@ -4,7 +4,6 @@ text holds up no other execution: the tokenizer gives way while it works."""
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -70,25 +69,6 @@ async def plan_of(
 
 def _nested(error: Exception) -> BadRequest:
     return BadRequest(f"the tools are nested too deeply: {error}", param="tools")
-
-
-def context_of(live: Live, plan: Plan, request: Request) -> array[int]:
-    """What is sampled in: the token ids up to the plan's parent, int32. Those that the last call
-    of the same history had, too, are not gathered again."""
-    tree = live.matcher.tree
-    if request.reading is None:
-        return tree.path_tokens(plan.parent)
-    known = request.reading.context
-    cursor: str | None = plan.parent
-    new: list[array[int]] = []
-    while cursor is not None and cursor != known.node:
-        step = tree.node(cursor)
-        new.append(step.token_ids)
-        cursor = step.parent
-    if cursor is not None:
-        new.append(known.token_ids)
-    known.node, known.token_ids = plan.parent, array("i", b"".join(reversed(new)))
-    return known.token_ids
 
 
 def is_strange(live: Live, plan: Plan) -> bool:

@@ -41,22 +41,14 @@ _MARK = secrets.token_hex(16)
 _MARK_JSON = orjson.dumps(_MARK)
 
 
-@dataclass(slots=True)
-class Context:
-    """Where a call was sampled and the token ids up to there, int32, never written to."""
-
-    node: str | None = None
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """body: of a request, up to the end of the last item of the list that holds its history.
     start: where the first item may begin. ends: of the items. closed: how many messages the items
     up to each one make, or -1 where the next item may belong to the last message. messages: that
     all items make, without what a request says beside its list. num_chars: of what is said up to
-    each of them. trail, context: of the call that came of it, for the next one; no part of the
-    reading, but kept as long."""
+    each of them. trail: of the call that came of it, for the next one; no part of the reading, but
+    kept as long."""
 
     body: bytes
     start: int
@@ -65,12 +57,11 @@ class Reading:
     messages: tuple[Message, ...]
     num_chars: array[int]
     trail: Trail = field(default_factory=Trail, compare=False, repr=False)
-    context: Context = field(default_factory=Context, compare=False, repr=False)
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, about: the body, its texts once more, and 4 B for each of their tokens."""
-        return 3 * len(self.body) + _MESSAGE_BYTES * len(self.messages)
+        """Of memory, about: the body, and its texts once more."""
+        return 2 * len(self.body) + _MESSAGE_BYTES * len(self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +184,6 @@ def reading_of(
         messages=opened.messages + messages,
         num_chars=old.num_chars[:num_before] + array("q", _counts(messages, chars)),
         trail=old.trail.next(num_lead, num_before),
-        context=Context(old.context.node, old.context.token_ids),
     )
 
 
