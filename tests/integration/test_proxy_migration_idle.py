@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ async def facts(models: tuple[Path, Path], log: MemoryEventLog) -> Facts:
     return facts
 
 
+@asynccontextmanager
+async def serving(
+    log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
+) -> AsyncIterator[RunningProxy]:
+    """A proxy, and both engines in rollout: the source as cell 0, the destination as cell 1."""
+    await facts.rollout(0, source.url)
+    await facts.rollout(1, destination.url)
+    async with running_proxy(log) as served:
+        yield served
+
+
 async def idle(served: RunningProxy, facts: Facts, number: int = 0) -> tuple[str, Client]:
     """An execution that has had one answer from cell 0."""
     execution = f"job-test-g{number:04d}-e0"
@@ -150,9 +162,7 @@ async def test_the_prefix_goes_along_and_the_source_may_die(
 async def test_many_leave_in_time_and_calls_that_come_meanwhile_wait_for_their_own(
     log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
 ) -> None:
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         started = [await idle(served, facts, number) for number in range(IDLE)]
         executions = [execution for execution, _ in started]
         leaving = asyncio.create_task(switched(facts, source, *executions))
@@ -178,9 +188,7 @@ async def test_a_source_that_does_not_answer_costs_a_call_no_more_than_a_copy_ma
 ) -> None:
     monkeypatch.setattr("gyre.proxy.sampling.departures.COPY_S", 0.5)
     monkeypatch.setattr("gyre.proxy.sampling.migration.ANNOUNCE_S", 30.0)
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         execution, client = await idle(served, facts)
         source.process.send_signal(signal.SIGSTOP)
         try:
@@ -199,9 +207,7 @@ async def test_a_source_that_does_not_answer_costs_a_call_no_more_than_a_copy_ma
 async def test_a_second_switch_takes_it_along_again(
     log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
 ) -> None:
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         execution, client = await idle(served, facts)
         await switched(facts, source, execution)
         await emptied(source)
@@ -264,9 +270,7 @@ async def test_other_weights_at_the_destination_are_no_cost_of_the_switch(
 async def test_what_was_copied_for_a_call_that_never_comes_is_said_at_the_end(
     log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
 ) -> None:
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         execution, _ = await idle(served, facts)
         await switched(facts, source, execution)
         await facts.terminate(execution)
@@ -282,9 +286,7 @@ async def test_what_was_copied_for_a_call_that_never_comes_is_said_at_the_end(
 async def test_a_proxy_that_starts_anew_loses_no_more_than_the_saving(
     log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
 ) -> None:
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         execution, client = await idle(served, facts)
     async with running_proxy(log) as served:
         client.http = served.http
@@ -299,9 +301,7 @@ async def test_a_proxy_that_starts_anew_loses_no_more_than_the_saving(
 async def test_a_cell_is_not_held_up_by_an_execution_that_ends_or_never_called(
     log: MemoryEventLog, facts: Facts, source: LocalEngine, destination: LocalEngine
 ) -> None:
-    await facts.rollout(0, source.url)
-    await facts.rollout(1, destination.url)
-    async with running_proxy(log) as served:
+    async with serving(log, facts, source, destination) as served:
         execution, _ = await idle(served, facts)
         await facts.order("job-test-g0007-e0", 0)
         await facts.terminate(execution)
