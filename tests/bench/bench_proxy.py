@@ -31,6 +31,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import uvloop
 
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
@@ -240,7 +241,7 @@ def main() -> None:
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        asyncio.run(bench(arguments, Path(root)))
+        uvloop.run(bench(arguments, Path(root)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ lies in the blob store, and no reader sees a difference."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -28,8 +29,16 @@ from gyre.adapters.eventlog.base import (
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
-from gyre.adapters.journal import MAX_BODY_BYTES, BodyLost, BodyUnread, BodyUnstored, Journal
-from gyre.contracts.codec import encode
+from gyre.adapters.journal import (
+    MAX_BODY_BYTES,
+    BodyLost,
+    BodyUnread,
+    BodyUnstored,
+    EventDamaged,
+    EventLost,
+    Journal,
+)
+from gyre.contracts.codec import NewerEvent, encode
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered, Segment, Span
 from gyre.testkit.nats_server import NatsServer
@@ -207,12 +216,44 @@ def test_who_can_do_without_a_lost_body_is_told_and_reads_on(run: Run) -> None:
         await append(journal, small("after"), sequence)
         [blob] = stored(blobs)
         blob.unlink()
-        told: list[BodyLost] = []
+        told: list[EventLost] = []
         facts = [fact.body async for fact in journal.read(Stream.CALLS, lost=told.append)]
         assert facts == [small("after")]
-        assert [(error.subject, error.digest) for error in told] == [(SUBJECT, blob.name)]
+        found = [(e.subject, e.digest) for e in told if isinstance(e, BodyLost)]
+        assert found == [(SUBJECT, blob.name)]
 
     run(scenario)
+
+
+@pytest.mark.parametrize("data", [b"no JSON", b'{"id": 7}', b""])
+def test_bytes_that_are_no_event_are_lost_and_every_other_is_read(run: Run, data: bytes) -> None:
+    async def scenario(log: EventLog, blobs: DirectoryBlobStore) -> None:
+        journal = Journal(log, SystemClock(), blobs)
+        sequence = await log.append(SUBJECT, data, event_id="garbage", expected=0)
+        await append(journal, small("after"), sequence)
+        with pytest.raises(EventDamaged, match=f"event {sequence} on {SUBJECT}: "):
+            await bodies(journal)
+        told: list[EventLost] = []
+        facts = [fact.body async for fact in journal.read(Stream.CALLS, lost=told.append)]
+        assert facts == [small("after")]
+        assert [(type(error), error.subject) for error in told] == [(EventDamaged, SUBJECT)]
+        outlines = [one.type async for one in journal.outlines(Stream.CALLS)]
+        assert outlines == ["", "call_undelivered"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", [{"type": "not_invented_yet"}, {"version": 99}])
+async def test_an_event_of_a_later_release_is_not_passed_over(change: dict[str, object]) -> None:
+    """Whoever goes on without it would take what this release does not understand for nothing."""
+    log = MemoryEventLog()
+    journal = Journal(log, SystemClock())
+    await append(journal, small("now"), 0)
+    [fact] = [fact async for fact in journal.read(Stream.CALLS)]
+    later = json.dumps(json.loads(encode(fact.envelope)) | change).encode()
+    await log.append(SUBJECT, later, event_id="later", expected=None)
+    with pytest.raises(NewerEvent, match="this release"):
+        [fact async for fact in journal.read(Stream.CALLS, lost=lambda error: None)]
 
 
 async def test_a_blob_store_that_fails_for_now_has_lost_nothing(tmp_path: Path) -> None:

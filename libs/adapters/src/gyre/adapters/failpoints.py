@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 _hits: Counter[str] = Counter()
@@ -20,15 +21,19 @@ def failpoint(name: str) -> None:
 
     Raises ValueError when GYRE_FAILPOINT cannot be read as names with counts.
     """
-    wanted = os.environ.get("GYRE_FAILPOINT")
-    if wanted is None or name not in (targets := _parse(wanted)):
+    targets = _targets()
+    if name not in targets:
         return
     _hits[name] += 1
     if _hits[name] >= targets[name] and _first_death(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parse(wanted: str) -> dict[str, int]:
+@cache
+def _targets() -> dict[str, int]:
+    """The hit to die at, by name, as the process was started with: some places are passed with
+    every token, and a look at the environment takes longer than what is done there."""
+    wanted = os.environ.get("GYRE_FAILPOINT", "")
     targets: dict[str, int] = {}
     for item in filter(None, wanted.split(",")):
         name, _, count = item.partition(":")

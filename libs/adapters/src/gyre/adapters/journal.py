@@ -29,6 +29,8 @@ from gyre.adapters.failpoints import failpoint
 from gyre.contracts.bodies import BodyReference, body_of, without_body
 from gyre.contracts.codec import (
     BodyElsewhere,
+    NewerEvent,
+    UndecodableEvent,
     decode,
     decode_with_body,
     encode,
@@ -40,32 +42,44 @@ from gyre.contracts.envelope import Body, Envelope, event_id
 # A call of a million new tokens and 128 k sampled ones has 11 MB. Whoever reads an event holds it
 # whole, several times over.
 MAX_BODY_BYTES = 64 * 1024 * 1024
+# Of what is wrong with an event, as much is told: who quarantines for it says it in an event.
+MAX_REASON_CHARS = 400
 
 
 class BodyUnstored(EventLogError):
     """A large body could not be written into the blob store; nothing was appended."""
 
 
-class BodyLost(EventLogError):
-    """An event lies in the log, but its body not, or not whole, in the blob store: it does not come
-    back. subject: the event's; digest: names the body."""
+class EventLost(EventLogError):
+    """An event lies in the log and does not come back. subject: the event's."""
 
-    def __init__(self, message: str, *, subject: str, digest: str) -> None:
+    def __init__(self, message: str, *, subject: str) -> None:
         super().__init__(message)
         self.subject = subject
+
+
+class BodyLost(EventLost):
+    """Its body lies not, or not whole, in the blob store. digest: names the body."""
+
+    def __init__(self, message: str, *, subject: str, digest: str) -> None:
+        super().__init__(message, subject=subject)
         self.digest = digest
+
+
+class EventDamaged(EventLost):
+    """Its bytes in the log are no event; one of a later release is not meant (NewerEvent)."""
 
 
 class BodyUnread(EventLogError):
     """The blob store failed to give an event's body; it may succeed another time."""
 
 
-Told = Callable[[BodyLost], None]
+Told = Callable[[EventLost], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What is known of an event without its body."""
+    """What is known of an event without its body. type: "" where its bytes are no event."""
 
     sequence: int
     subject: str
@@ -146,8 +160,8 @@ class Journal:
         *,
         lost: Told | None = None,
     ) -> AsyncIterator[Fact]:
-        """What lies in the log now, in order. lost: told of each event whose body is, and none of
-        these is given; without it BodyLost is raised. Raises BodyUnread."""
+        """What lies in the log now, in order. lost: told of each event that is lost, and none of
+        these is given; without it EventLost is raised. Raises BodyUnread, NewerEvent."""
         events = self._log.read(stream, subjects=subjects, after=after, until=until)
         return self._facts(events, lost)
 
@@ -160,7 +174,7 @@ class Journal:
                 yield Outline(
                     sequence=recorded.sequence,
                     subject=recorded.subject,
-                    type=type_of(recorded.data),
+                    type=_type_of(recorded.data),
                 )
 
     def follow(
@@ -182,7 +196,7 @@ class Journal:
             async for recorded in events:
                 try:
                     envelope = await self._envelope(recorded)
-                except BodyLost as error:
+                except EventLost as error:
                     if lost is None:
                         raise
                     lost(error)
@@ -190,6 +204,15 @@ class Journal:
                 yield Fact(sequence=recorded.sequence, envelope=envelope)
 
     async def _envelope(self, recorded: Recorded) -> Envelope:
+        try:
+            return await self._decoded(recorded)
+        except NewerEvent:
+            raise
+        except UndecodableEvent as error:
+            place = f"event {recorded.sequence} on {recorded.subject}"
+            raise EventDamaged(f"{place}: {_in_a_line(error)}", subject=recorded.subject) from error
+
+    async def _decoded(self, recorded: Recorded) -> Envelope:
         try:
             return decode(recorded.data)
         except BodyElsewhere as elsewhere:
@@ -209,6 +232,18 @@ class Journal:
             raise BodyLost(why, subject=recorded.subject, digest=digest) from error
         except OSError as error:
             raise BodyUnread(f"{place}: {error}") from error
+
+
+def _type_of(data: bytes) -> str:
+    try:
+        return type_of(data)
+    except UndecodableEvent:
+        return ""
+
+
+def _in_a_line(error: Exception) -> str:
+    """A validator's message has many, with the values that it met."""
+    return " ".join(str(error).split())[:MAX_REASON_CHARS]
 
 
 async def _set_aside(blobs: BlobStore, subject: str, data: bytes) -> bytes:

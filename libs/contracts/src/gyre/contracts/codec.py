@@ -20,6 +20,10 @@ class UndecodableEvent(ValueError):
     """Bytes in the log that are no event this release knows."""
 
 
+class NewerEvent(UndecodableEvent):
+    """An event of a later release: its type or its schema version is not known to this one."""
+
+
 class BodyElsewhere(UndecodableEvent):
     """An event without its body, which lies where `reference` says: see `decode_with_body`."""
 
@@ -81,8 +85,9 @@ def make_envelope(
 def decode(data: bytes) -> Envelope:
     """Parse and validate one event.
 
-    Raises UndecodableEvent for broken JSON, an unknown type or a body that does not fit,
-    BodyElsewhere for an event that came without its body.
+    Raises UndecodableEvent for broken JSON or a body that does not fit, NewerEvent for a type or a
+    schema version that this release does not know, BodyElsewhere for an event that came without
+    its body.
     """
     envelope = read_whole(data)
     if envelope is not None:
@@ -91,7 +96,7 @@ def decode(data: bytes) -> Envelope:
         raw = _parsed(data)
         _Head.model_validate(raw)
         return _envelope(raw)
-    except BodyElsewhere:
+    except (BodyElsewhere, NewerEvent):
         raise
     except (ValueError, TypeError) as error:
         raise UndecodableEvent(f"event cannot be read: {error}") from error
@@ -147,7 +152,7 @@ def _envelope(raw: dict[str, Any]) -> Envelope:
 def _type_of(raw: dict[str, Any]) -> type[Body]:
     body_type = EVENT_TYPES.get(raw["type"])
     if body_type is None:
-        raise UndecodableEvent(f"event type {raw['type']!r} is not known to this release")
+        raise NewerEvent(f"event type {raw['type']!r} is not known to this release")
     return body_type
 
 
@@ -155,7 +160,8 @@ def _bring_up_to_date(raw: dict[str, Any], body_type: type[Body]) -> None:
     """Change a raw envelope of an earlier schema version into one of the present. Mutates `raw`."""
     version, current = raw["version"], body_type.VERSION
     if not isinstance(version, int) or not 1 <= version <= current:
-        raise UndecodableEvent(
+        newer = isinstance(version, int) and version > current
+        raise (NewerEvent if newer else UndecodableEvent)(
             f"event type {raw['type']!r} has schema version {version}, "
             f"this release reads up to {current}"
         )

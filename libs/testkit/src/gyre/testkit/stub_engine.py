@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import uvloop
 from aiohttp import web
 from tokenizers import Tokenizer
 
@@ -97,7 +98,12 @@ def main() -> None:
     ids = tokenizer.encode(f"{arguments.say}<|im_end|>", add_special_tokens=False).ids
     engine = StubEngine(ids=ids, token_s=arguments.token_ms / 1e3)
     web.run_app(
-        engine.application(), port=arguments.port, host="127.0.0.1", print=None, access_log=None
+        engine.application(),
+        port=arguments.port,
+        host="127.0.0.1",
+        print=None,
+        access_log=None,
+        loop=uvloop.new_event_loop(),
     )
 
 

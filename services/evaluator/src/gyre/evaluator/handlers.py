@@ -14,7 +14,7 @@ from gyre.adapters.blobs import BlobError, BlobStore
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog import SequenceConflict, Stream
 from gyre.adapters.failpoints import failpoint
-from gyre.adapters.journal import BodyLost, Journal
+from gyre.adapters.journal import BodyLost, EventLost, Journal
 from gyre.adapters.logging import bind, get_logger
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
@@ -89,9 +89,10 @@ class Handler:
             ):
                 if isinstance(fact.body, CallRecorded):
                     summary = summary.with_call(fact.body)
-        except BodyLost as error:
+        except EventLost as error:
             get_logger().error("calls_lost", error=str(error))
-            return CallSummary(lost=f"a record of its calls is lost: blob {error.digest}")
+            record = f"blob {error.digest}" if isinstance(error, BodyLost) else str(error)
+            return CallSummary(lost=f"a record of its calls is lost: {record}")
         return summary
 
     async def _evaluate(self, evaluation: Evaluation) -> None:

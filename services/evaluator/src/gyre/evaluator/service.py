@@ -19,7 +19,7 @@ from gyre.adapters.eventlog import EventLog, Recorded, Stream
 from gyre.adapters.journal import Journal
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
-from gyre.contracts.codec import decode, type_of
+from gyre.contracts.codec import UndecodableEvent, decode, type_of
 from gyre.contracts.events.calls import CallsSealed
 from gyre.core.evaluation import Pending
 from gyre.evaluator.handlers import Handler
@@ -100,10 +100,14 @@ class Evaluator:
                 )
 
     def _fold_seal(self, recorded: Recorded) -> tuple[Pending, ...]:
-        # Calls with their tokens need not be decoded.
-        if type_of(recorded.data) != CallsSealed.TYPE:
+        # Calls with their tokens need not be decoded. A damaged one is told to who reads them.
+        try:
+            if type_of(recorded.data) != CallsSealed.TYPE:
+                return ()
+            return self._registry.fold(decode(recorded.data), recorded.sequence)
+        except UndecodableEvent as error:
+            get_logger().error("event_damaged", sequence=recorded.sequence, error=str(error))
             return ()
-        return self._registry.fold(decode(recorded.data), recorded.sequence)
 
     def _enqueue(self, states: Iterable[Pending]) -> None:
         for state in states:

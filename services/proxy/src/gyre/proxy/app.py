@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -18,19 +17,20 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gyre.adapters.clock import Clock
 from gyre.adapters.keys import KeyIdentity
 from gyre.adapters.logging import bind, get_logger
+from gyre.proxy.answering import Answering
 from gyre.proxy.apis import models
-from gyre.proxy.apis.base import Api, Exchange, Opened
+from gyre.proxy.apis.base import Api, Exchange
 from gyre.proxy.apis.chat import Chat
 from gyre.proxy.apis.messages import Messages, counted
 from gyre.proxy.apis.responses import Responses
 from gyre.proxy.bodies import Bodies
-from gyre.proxy.faults import fault_of, later
+from gyre.proxy.faults import fault_of
 from gyre.proxy.live import Live, OpenCall, Waiter
 from gyre.proxy.overlong import refuse_overlong
 from gyre.proxy.planning import LONG_BODY, beside
 from gyre.proxy.readings import Readings
 from gyre.proxy.requests import BadRequest, ContextFull, Fault, Sampling
-from gyre.proxy.sending import Stream, is_here, respond
+from gyre.proxy.sending import Stream, is_here
 from gyre.proxy.service import Proxy
 
 # What is nobody's business beyond the check of the key.
@@ -44,6 +44,11 @@ _LINGERING_S = 2.0
 # Whose request it is, for the log.
 _BOUND = web.RequestKey("bound", dict[str, str])
 
+# Below it, each model by its name.
+_MODEL = "/v1/models/"
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 _CHAT = Chat()
 _MESSAGES = Messages()
 APIS: dict[str, Api] = {
@@ -53,10 +58,10 @@ APIS: dict[str, Api] = {
 }
 
 
-def app_runner(proxy: Proxy, clock: Clock) -> web.AppRunner:
+def server_runner(proxy: Proxy, clock: Clock) -> web.ServerRunner:
     """What serves the proxy, not set up yet. Requests end when their client leaves."""
-    return web.AppRunner(
-        ProxyApp(proxy, clock).application(),
+    server = web.Server(
+        ProxyApp(proxy, clock).handle,
         handler_cancellation=True,
         access_log=None,
         logger=_server_log(),
@@ -64,6 +69,7 @@ def app_runner(proxy: Proxy, clock: Clock) -> web.AppRunner:
         keepalive_timeout=proxy.limits.idle_timeout_s,
         lingering_time=_LINGERING_S,
     )
+    return web.ServerRunner(server)
 
 
 class ProxyApp:
@@ -75,43 +81,65 @@ class ProxyApp:
         self._limits = proxy.limits
         self._bodies = Bodies(proxy.limits)
         self._readings: Readings[tuple[str, Api]] = Readings(proxy.limits.max_reading_bytes)
+        self._routes: dict[tuple[str, str], Handler] = {
+            **{("POST", path): self._call(api) for path, api in APIS.items()},
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
+            ("GET", "/api/hello"): self._hello,
+            ("POST", "/attempt/settle"): self._settle,
+            ("GET", "/healthz"): self._health,
+        }
 
-    def application(self) -> web.Application:
-        """The routes, each with errors in its API's shape."""
-        app = web.Application(client_max_size=self._limits.max_body_bytes, middlewares=[_errors])
-        for path, api in APIS.items():
-            app.router.add_post(path, self._call(api))
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{name:.+}", self._models)
-        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
-        app.router.add_get("/api/hello", self._hello)
-        app.router.add_post("/attempt/settle", self._settle)
-        app.router.add_get("/healthz", self._health)
-        return app
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The edge: whatever goes wrong, the client is told in its API's shape."""
+        try:
+            if request.headers.get("Expect", "").lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0  # none of it was the answer
+            return await self._route(request)(request)
+        except ConnectionError:
+            raise  # nobody is there to be told
+        except Exception as error:  # noqa: BLE001  what is not foreseen is told, and logged whole
+            with bind(**request.get(_BOUND, {})):
+                return _error(request, fault_of(error))
 
-    async def _health(self, request: web.Request) -> web.Response:
+    def _route(self, request: web.BaseRequest) -> Handler:
+        """By hand, since a router's lookup costs more than a table's and there are few paths.
+
+        Raises HTTPNotFound, HTTPMethodNotAllowed.
+        """
+        method = "GET" if request.method == "HEAD" else request.method
+        path = "/v1/models" if request.path.startswith(_MODEL) else request.path
+        found = self._routes.get((method, path))
+        if found is not None:
+            return found
+        allowed = {method for method, known in self._routes if known == path}
+        raise web.HTTPMethodNotAllowed(method, allowed) if allowed else web.HTTPNotFound
+
+    async def _health(self, request: web.BaseRequest) -> web.Response:
         ready = self._proxy.caught_up.is_set()
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _models(self, request: web.BaseRequest) -> web.Response:
         headers = _headers(request)
         identity = await self._proxy.authorize(models.key(headers))
         spec = self._proxy.served(identity.job).spec
         created = int(self._clock.now())
-        body = models.answer(request.match_info.get("name"), headers, spec=spec, created=created)
+        name = request.path.removeprefix(_MODEL) if request.path.startswith(_MODEL) else None
+        body = models.answer(name, headers, spec=spec, created=created)
         return web.Response(body=body, content_type="application/json")
 
-    async def _settle(self, request: web.Request) -> web.Response:
+    async def _settle(self, request: web.BaseRequest) -> web.Response:
         """The runner's word that the attempt's harness has ended."""
         identity = await self._proxy.authorize(models.key(_headers(request)))
         await self._proxy.settle(identity)
         return web.Response(status=204)
 
-    async def _hello(self, request: web.Request) -> web.Response:
+    async def _hello(self, request: web.BaseRequest) -> web.Response:
         """What Anthropic's clients knock at before they say anything."""
         return web.Response(body=b'{"message":"hello"}', content_type="application/json")
 
-    async def _count_tokens(self, request: web.Request) -> web.Response:
+    async def _count_tokens(self, request: web.BaseRequest) -> web.Response:
         headers = _headers(request)
         identity = await self._proxy.authorize(_MESSAGES.key(headers))
         request[_BOUND] = {"job": identity.job, "execution": identity.execution}
@@ -123,8 +151,8 @@ class ProxyApp:
                 num_tokens = full.num_tokens
         return web.Response(body=counted(num_tokens), content_type="application/json")
 
-    def _call(self, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.Request) -> web.StreamResponse:
+    def _call(self, api: Api) -> Handler:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
             headers = _headers(request)
             identity = await self._proxy.authorize(api.key(headers))
             request[_BOUND] = {"job": identity.job, "execution": identity.execution}
@@ -134,12 +162,10 @@ class ProxyApp:
         return handle
 
     async def _complete(
-        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
+        self, request: web.BaseRequest, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> web.StreamResponse:
-        loop = asyncio.get_running_loop()
-        waiter = Waiter(
-            is_here=lambda: is_here(request), since=loop.time(), displaced=loop.create_future()
-        )
+        since = asyncio.get_running_loop().time()
+        waiter = Waiter(is_here=lambda: is_here(request), since=since)
         exchange = await self._parse(request, api, headers, identity)
         live, call = await self._proxy.begin(
             identity,
@@ -151,7 +177,7 @@ class ProxyApp:
         return await self._wait(request, exchange, live, call, waiter, identity)
 
     async def _parse(
-        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
+        self, request: web.BaseRequest, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> Exchange:
         served = self._proxy.served(identity.job)
         rollout = served.spec.rollout
@@ -173,7 +199,7 @@ class ProxyApp:
 
     async def _wait(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         exchange: Exchange,
         live: Live,
         call: OpenCall,
@@ -188,11 +214,18 @@ class ProxyApp:
             wait_s = self._limits.answer_within_s
             if exchange.request.stream:
                 wait_s = served.spec.rollout.call_timeout_s + _COMMIT_S
-            await self._turn(exchange, call, waiter, stream, wait_s)
-            answer = self._proxy.calls.answer(
-                call, call.task.result(), exchange.request, served.codec
+            answering = Answering(
+                exchange,
+                call,
+                waiter,
+                stream,
+                clock=self._clock,
+                keepalive_s=self._limits.keepalive_s,
+                deadline=waiter.since + wait_s,
             )
-            response = await respond(request, exchange, answer, stream)
+            response = await answering.run(
+                lambda: self._proxy.calls.answer(call, exchange.request, served.codec)
+            )
             delivered = True
             return response
         except ConnectionError as error:
@@ -205,46 +238,8 @@ class ProxyApp:
         finally:
             self._proxy.calls.leave(live, call, waiter, delivered=delivered, reason=reason)
 
-    async def _turn(
-        self, exchange: Exchange, call: OpenCall, waiter: Waiter, stream: Stream, wait_s: float
-    ) -> None:
-        """Returns when the turn is whole; keeps a streaming client alive meanwhile. Raises Fault,
-        ConnectionError."""
-        opened = Opened(
-            call=call.id,
-            created=int(self._clock.now()),
-            num_input_tokens=call.plan.num_input_tokens,
-        )
-        loop = asyncio.get_running_loop()
-        deadline = waiter.since + wait_s
-        while not call.task.done():
-            left = max(0.0, deadline - loop.time())
-            pause = min(left, self._limits.keepalive_s) if exchange.request.stream else left
-            events: set[asyncio.Future[Any]] = {call.task, waiter.displaced}
-            await asyncio.wait(events, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if waiter.displaced.done():
-                raise later("a retry of this request has taken its place", "displaced")
-            if not call.task.done() and loop.time() >= deadline:
-                raise later("the turn is not whole yet: ask again", "call_continues")
-            if not call.task.done() and exchange.request.stream:
-                await stream.write((exchange.idle if stream.is_open else exchange.opening)(opened))
 
-
-@web.middleware
-async def _errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """The edge: whatever goes wrong, the client is told in its API's shape."""
-    try:
-        return await handler(request)
-    except ConnectionError:
-        raise  # nobody is there to be told
-    except Exception as error:  # noqa: BLE001  what is not foreseen is told, and logged whole
-        with bind(**request.get(_BOUND, {})):
-            return _error(request, fault_of(error))
-
-
-def _error(request: web.Request, fault: Fault) -> web.Response:
+def _error(request: web.BaseRequest, fault: Fault) -> web.Response:
     reply = _api_of(request).error(fault)
     response = web.Response(
         status=reply.status,
@@ -260,7 +255,7 @@ def _error(request: web.Request, fault: Fault) -> web.Response:
     return response
 
 
-def _api_of(request: web.Request) -> Api:
+def _api_of(request: web.BaseRequest) -> Api:
     """Whose client asks, also where nothing is served."""
     is_anthropic = request.path.startswith("/v1/messages/") or models.is_anthropic(request.headers)
     return APIS.get(request.path, _MESSAGES if is_anthropic else _CHAT)
@@ -286,5 +281,5 @@ def _server_log() -> logging.Logger:
     return log
 
 
-def _headers(request: web.Request) -> dict[str, str]:
+def _headers(request: web.BaseRequest) -> dict[str, str]:
     return {name.lower(): text for name, text in request.headers.items()}

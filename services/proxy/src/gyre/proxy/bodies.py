@@ -27,7 +27,7 @@ class Bodies:
         # always in the same thread: each keeps to itself what it has once used of memory.
         self._unpacker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unpack")
 
-    async def read(self, request: web.Request) -> bytes:
+    async def read(self, request: web.BaseRequest) -> bytes:
         """The whole body, unpacked. Raises BadRequest (413, 408, 415), Fault (overloaded)."""
         coding = request.headers.get("Content-Encoding", "").strip().lower()
         if coding in ("", "identity"):
@@ -52,7 +52,7 @@ class Bodies:
             raise BadRequest("the body cannot be unpacked: its end is missing")
         return body
 
-    async def _received(self, request: web.Request) -> bytes:
+    async def _received(self, request: web.BaseRequest) -> bytes:
         if (request.content_length or 0) > self._limits.max_body_bytes:
             raise self._too_large()
         chunks: list[bytes] = []

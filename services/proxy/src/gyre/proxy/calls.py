@@ -19,10 +19,11 @@ import asyncio
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.failpoints import failpoint
+from gyre.adapters.logging import get_logger
 from gyre.contracts.events.calls import CallRerouted
 from gyre.core.matching import Plan
 from gyre.core.origins import Origin
-from gyre.proxy.codecs.encoding import Codec
+from gyre.proxy.codecs.encoding import Codec, ParsedTurn
 from gyre.proxy.faults import attempt_over, not_sampled, overloaded, unrecorded
 from gyre.proxy.holding import attach, give_up, record_undelivered
 from gyre.proxy.limits import Limits
@@ -116,8 +117,7 @@ class Calls:
             generation=generation,
             task=asyncio.create_task(self._run(live, generation, request, codec, api)),
         )
-        # Whoever asked may be gone by then; the failure is in the log either way.
-        call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        call.task.add_done_callback(lambda task: _ended(call, task))
         live.keep(call)
         live.running.add(call.id)
         self.num_running += 1
@@ -156,8 +156,10 @@ class Calls:
         self.end_attempts(live, live.execution.attempt, reason)
         await live.quiet.wait()
 
-    def answer(self, call: OpenCall, whole: Whole, request: Request, codec: Codec) -> Answer:
-        """What `request` is answered."""
+    def answer(self, call: OpenCall, request: Request, codec: Codec) -> Answer:
+        """What `request` is answered, once the call's turn is sampled."""
+        whole = call.whole
+        assert whole is not None
         logprobs = zip(whole.output_ids, whole.logprobs, strict=True) if request.logprobs else ()
         return as_answer(
             call.id,
@@ -197,35 +199,47 @@ class Calls:
             turn = sampled_turn(codec, request, opening, generation.output_ids)
             async with live.asking:
                 event = recorded(live, call, generation, request, turn, failure, api)
+            if failure is None:
+                call.whole = self._whole(generation, turn)
+                _tell(live, call)
             await live.log.append(event, call.id)
+            failpoint("proxy.after_append")
+            if failure is None:
+                committed = True
+                call.is_recorded = True
+                if not live.deliveries.committed(call.id):
+                    record_undelivered(live, call, generation.stopped or "the client left")
+                _tell(live, call)
+                await asyncio.sleep(0)  # the answer goes out, and then it is taken down here
             async with live.asking:
                 live.matcher.recorded(event)
                 generation.end_at(live.tails, event)
                 if failure is None:
                     live.matcher.sent(event.node, sent_turn(call.id, turn))
             live.delivered = [told for told in live.delivered if told not in event.delivered]
-            failpoint("proxy.after_append")
             if failure is not None:
                 raise failure
-            committed = True
-            if not live.deliveries.committed(call.id):
-                record_undelivered(live, call, generation.stopped or "the client left")
-            return Whole(
-                turn=turn,
-                output_ids=tuple(generation.output_ids),
-                logprobs=tuple(generation.logprobs),
-                finish=generation.finish or "stop",
-                num_cached=generation.num_cached,
-                created=int(self._clock.now()),
-            )
+            assert call.whole is not None
+            return call.whole
         except EventLogError as error:
             raise unrecorded(error, sealed=live.log.sealed) from error
         finally:
+            _tell(live, call)  # this task ends before whoever is told looks
             self.num_running -= 1
             live.running.discard(call.id)
             if not committed:
                 live.deliveries.failed(call.id)
                 live.drop(call.id)
+
+    def _whole(self, generation: Generation, turn: ParsedTurn) -> Whole:
+        return Whole(
+            turn=turn,
+            output_ids=tuple(generation.output_ids),
+            logprobs=tuple(generation.logprobs),
+            finish=generation.finish or "stop",
+            num_cached=generation.num_cached,
+            created=int(self._clock.now()),
+        )
 
     async def _sample(self, live: Live, generation: Generation) -> Fault | None:
         """Fills `generation`; why it is not whole, if it is not. Raises EventLogError."""
@@ -262,18 +276,17 @@ class Calls:
             gone = sampled.call in live.undelivered or sampled.call in live.open
             if gone or tree.children(node.id) or not (is_retry or sampled.call in live.unsure):
                 continue
-            task: asyncio.Future[Whole] = asyncio.get_running_loop().create_future()
             stopped = node.token_ids[-1:] and node.token_ids[-1] in codec.stop_token_ids
-            task.set_result(
-                Whole(
-                    turn=sampled_turn(codec, request, tree.node(plan.parent), node.token_ids),
-                    output_ids=tuple(node.token_ids),
-                    logprobs=tuple(sampled.logprobs),
-                    finish="stop" if stopped else "length",
-                    num_cached=0,
-                    created=int(self._clock.now()),
-                )
+            whole = Whole(
+                turn=sampled_turn(codec, request, tree.node(plan.parent), node.token_ids),
+                output_ids=tuple(node.token_ids),
+                logprobs=tuple(sampled.logprobs),
+                finish="stop" if stopped else "length",
+                num_cached=0,
+                created=int(self._clock.now()),
             )
+            task: asyncio.Future[Whole] = asyncio.get_running_loop().create_future()
+            task.set_result(whole)
             return OpenCall(
                 id=sampled.call,
                 attempt=attempt,
@@ -281,8 +294,23 @@ class Calls:
                 origin=origin,
                 generation=None,
                 task=task,
+                whole=whole,
+                is_recorded=True,
             )
         return None
+
+
+def _ended(call: OpenCall, task: asyncio.Future[Whole]) -> None:
+    """Whoever asked may be gone by then: a failure is in the log, or is told here."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and call.is_recorded:
+        get_logger().error("call_not_taken_down", call=call.id, error=repr(error))
+
+
+def _tell(live: Live, call: OpenCall) -> None:
+    waiter = live.deliveries.waiter(call.id)
+    if waiter is not None:
+        waiter.news.set()
 
 
 def _generation(live: Live, plan: Plan, served: Served, room: int) -> Generation:

@@ -64,10 +64,14 @@ class Deliveries(Generic[W]):
         before, held.waiter = held.waiter, waiter
         return before
 
+    def waiter(self, call: str) -> W | None:
+        """Who waits for the call, if anybody."""
+        held = self._held.get(call)
+        return None if held is None else held.waiter
+
     def has(self, call: str, waiter: W) -> bool:
         """Whether the place at the call is still the waiter's."""
-        held = self._held.get(call)
-        return held is not None and held.waiter is waiter
+        return self.waiter(call) is waiter
 
     def leave(self, call: str, waiter: W, *, delivered: bool) -> bool:
         """`waiter` waits no more. True: the call is held from now on, and nobody waits for it."""

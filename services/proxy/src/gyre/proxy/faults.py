@@ -11,7 +11,7 @@ from traceback import format_exception
 from aiohttp import web
 
 from gyre.adapters.eventlog.base import EventLogError, EventTooLarge
-from gyre.adapters.journal import BodyLost
+from gyre.adapters.journal import EventLost
 from gyre.adapters.logging import get_logger
 from gyre.proxy.codecs.tokenizer import ModelFilesError
 from gyre.proxy.limits import RETRY_AFTER_S
@@ -36,7 +36,7 @@ def fault_of(error: Exception) -> Fault:
             return Fault(str(error), status=401, code="invalid_api_key")
         case web.HTTPException():
             return Fault(error.reason, status=error.status, code=None)
-        case BodyLost():
+        case EventLost():
             get_logger().error("record_lost", error=str(error))
             return Fault("this execution's record is lost", status=500, code="record_lost")
         case EventLogError():

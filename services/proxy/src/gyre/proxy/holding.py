@@ -11,8 +11,9 @@ from gyre.proxy.live import Live, OpenCall, Waiter
 def attach(live: Live, call: OpenCall, waiter: Waiter) -> OpenCall:
     """`waiter` waits for `call` from now on; who did before is told so."""
     before = live.deliveries.attach(call.id, waiter)
-    if before is not None and not before.displaced.done():
-        before.displaced.set_result(None)
+    if before is not None:
+        before.displaced = True
+        before.news.set()
     call.hold()
     return call
 

@@ -17,21 +17,23 @@ from gyre.proxy.recorder import CallLog
 from gyre.proxy.sampling.course import Generation
 from gyre.proxy.sampling.tails import Tails
 from gyre.proxy.turns import sent_turn
+from gyre.proxy.watch import Signal
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
     """One request that waits. is_here: whether its connection is not known to be gone. since: when
-    it came, on the event loop's clock. displaced: set when a retry has taken its place."""
+    it came, on the event loop's clock. news: of its call. displaced: a retry has its place."""
 
     is_here: Callable[[], bool]
     since: float
-    displaced: asyncio.Future[None]
+    news: Signal = field(default_factory=Signal)
+    displaced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A turn that is in the log. finish: stop or length. created: unix seconds."""
+    """A turn that is sampled. finish: stop or length. created: unix seconds."""
 
     turn: ParsedTurn
     output_ids: tuple[int, ...]
@@ -43,10 +45,11 @@ class Whole:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OpenCall:
-    """A call whose answer has not arrived. task: ends with the turn in the log, or with a Fault.
+    """A call whose answer has not arrived. task: ends with the turn, or with a Fault.
 
-    generation: None when an earlier process sampled it. superseded: an equal call took its place
-    while it ended. grace: what gives it up while nobody waits for it.
+    whole: its turn; what is to be sent can be made while the log is asked. is_recorded: it is in
+    the log and may go out. generation: None when an earlier process sampled it. superseded: an
+    equal call took its place while it ended. grace: what gives it up while nobody waits for it.
     """
 
     id: str
@@ -55,6 +58,8 @@ class OpenCall:
     origin: Origin
     generation: Generation | None
     task: asyncio.Future[Whole]
+    whole: Whole | None = None
+    is_recorded: bool = False
     superseded: bool = False
     grace: asyncio.TimerHandle | None = None
 

@@ -26,8 +26,8 @@ from gyre.core.matching import Trail
 from gyre.core.messages import Message, num_chars
 from gyre.proxy.recent import Recent
 
-# Shorter bodies are read in less time than is spent on knowing them again.
-_SHORT_BYTES = 4 * 1024
+# Shorter bodies are read and matched in less time than is spent on knowing them again.
+_SHORT_BYTES = 1024
 # Of one execution: it and sub-agents that run beside it.
 _KEPT = 4
 # Two bodies are compared piece by piece, so that where they differ is found in one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -17,7 +18,7 @@ _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no
 class Stream:
     """A stream of events whose headers go out with its first write."""
 
-    def __init__(self, request: web.Request, timeout_s: float) -> None:
+    def __init__(self, request: web.BaseRequest, timeout_s: float) -> None:
         self._request = request
         self._timeout_s = timeout_s
         self._response: web.StreamResponse | None = None
@@ -55,7 +56,7 @@ class Stream:
 
 
 @asynccontextmanager
-async def _taken(request: web.Request, timeout_s: float) -> AsyncIterator[None]:
+async def _taken(request: web.BaseRequest, timeout_s: float) -> AsyncIterator[None]:
     """What is written within goes to a client that takes it. Raises ConnectionError if not."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -68,22 +69,31 @@ async def _taken(request: web.Request, timeout_s: float) -> AsyncIterator[None]:
         raise ConnectionResetError("the client is gone")
 
 
-async def respond(
-    request: web.Request, exchange: Exchange, answer: Answer, stream: Stream
-) -> web.StreamResponse:
-    """Sends the whole answer. Raises ConnectionError when the client is gone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What is sent of a whole answer. opening: what a stream begins with, None for an answer in one
+    piece."""
+
+    opening: bytes | None
+    rest: bytes
+
+
+def made_of(exchange: Exchange, answer: Answer) -> Made:
+    """The answer in the words of its API."""
     if not exchange.request.stream:
-        return await stream.whole(exchange.body(answer))
-    opening = b""
-    if not stream.is_open:
-        opened = Opened(
-            call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens
-        )
-        opening = exchange.opening(opened)
-    await stream.write(opening + b"".join(exchange.events(answer)))
+        return Made(opening=None, rest=exchange.body(answer))
+    opened = Opened(call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens)
+    return Made(opening=exchange.opening(opened), rest=b"".join(exchange.events(answer)))
+
+
+async def respond(stream: Stream, made: Made) -> web.StreamResponse:
+    """Sends the whole answer. Raises ConnectionError when the client is gone."""
+    if made.opening is None:
+        return await stream.whole(made.rest)
+    await stream.write(made.rest if stream.is_open else made.opening + made.rest)
     return await stream.close()
 
 
-def is_here(request: web.Request) -> bool:
+def is_here(request: web.BaseRequest) -> bool:
     """False once the client's connection is known to be gone."""
     return request.transport is not None and not request.transport.is_closing()

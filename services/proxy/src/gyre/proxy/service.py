@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 
 from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError, Stream
-from gyre.adapters.journal import BodyLost, Fact, Journal
+from gyre.adapters.journal import EventLost, Fact, Journal
 from gyre.adapters.keys import InvalidKey, KeyIdentity, parse_key
 from gyre.core.harness import harness_profile
 from gyre.core.origins import Origin
@@ -36,7 +36,7 @@ from gyre.proxy.sampling.generation import Generator
 from gyre.proxy.sampling.migration import Migration
 from gyre.proxy.sampling.streams import Engines
 from gyre.proxy.sealing import Seal, Sealer
-from gyre.proxy.watch import Watch, wait_until
+from gyre.proxy.watch import Signal, Watch
 
 # Of reading an execution's log again because another proxy wrote to it meanwhile.
 _TRIES = 3
@@ -108,13 +108,13 @@ class Proxy:
         except InvalidKey as error:
             raise Unauthorized(str(error)) from error
         deadline = asyncio.get_running_loop().time() + self.limits.key_patience_s
-        woken = asyncio.Event()
+        woken = Signal()
         asked = (identity.job, identity.execution, identity.attempt)
         while not self.registry.is_valid(*asked):
             if not self.registry.may_become_valid(*asked):
                 raise Unauthorized("the key's attempt is over")
             with self._watch.registered(woken, (identity.execution,)):
-                if not await wait_until(woken, deadline):
+                if not await woken.wait_until(deadline):
                     raise Unauthorized("the key's attempt has not started")
         if identity.job not in self._prepared:
             await self._prepare(identity.job)
@@ -174,7 +174,7 @@ class Proxy:
 
     async def _live(self, identity: KeyIdentity, codec: Codec) -> Live:
         """The execution's live state, read from the log if this process has none that is right.
-        Raises Fault, BodyLost."""
+        Raises Fault, EventLost."""
         execution = identity.execution
         live = self._lives.get(execution)
         if live is not None and not live.log.lost:
@@ -184,7 +184,7 @@ class Proxy:
         try:
             # Several requests wait for one reading; one that leaves must not end it.
             return await asyncio.shield(self._restoring[execution])
-        except BodyLost:
+        except EventLost:
             raise  # asking again does not bring it back
         except EventLogError as error:
             raise log_away(error) from error

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.journal import Journal
+from gyre.adapters.journal import EventLost, Journal
+from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered
 
@@ -23,7 +24,7 @@ async def has_undelivered_call(journal: Journal, *, job: str, execution: str, at
     """Whether the proxy recorded, so far, a call of this attempt whose answer did not arrive."""
     attempt_of: dict[str, int] = {}
     subject = subjects.calls(job, execution)
-    async for fact in journal.read(Stream.CALLS, (subject,)):
+    async for fact in journal.read(Stream.CALLS, (subject,), lost=_passed_over):
         match fact.body:
             case CallRecorded():
                 attempt_of[fact.body.call] = fact.body.attempt
@@ -32,6 +33,11 @@ async def has_undelivered_call(journal: Journal, *, job: str, execution: str, at
             case _:
                 pass
     return False
+
+
+def _passed_over(error: EventLost) -> None:
+    """The evaluator and the trajectory service leave the execution out for it."""
+    get_logger().error("event_lost", error=str(error))
 
 
 async def proxy_answers(proxy_url: str, deadline_s: float = PROBE_DEADLINE_S) -> bool:

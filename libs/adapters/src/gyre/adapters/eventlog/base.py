@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol
 
 # Larger bodies go to the blob store before the event that names them.
@@ -125,17 +126,24 @@ def stream_of(subject: str) -> Stream:
 
 def check_event(subject: str, data: bytes, event_id: str) -> Stream:
     """Refuses what no implementation may store; returns the subject's stream."""
-    stream = stream_of(subject)
-    if any(part in ("", "*", ">") for part in subject.split(".")) or not subject.isprintable():
-        raise EventLogError(f"{subject!r} is not a subject one can append to")
-    if " " in subject:
-        raise EventLogError(f"{subject!r} holds a space")
+    stream = _appendable(subject)
     if not event_id or not event_id.isprintable():
         raise EventLogError(f"{subject}: event id {event_id!r} is empty or not printable")
     if len(data) > MAX_EVENT_BYTES:
         raise EventTooLarge(
             f"{subject}: {len(data)} bytes, at most {MAX_EVENT_BYTES}; use the blob store"
         )
+    return stream
+
+
+@lru_cache(maxsize=4096)
+def _appendable(subject: str) -> Stream:
+    """The stream of a subject that names one place."""
+    stream = stream_of(subject)
+    if any(part in ("", "*", ">") for part in subject.split(".")) or not subject.isprintable():
+        raise EventLogError(f"{subject!r} is not a subject one can append to")
+    if " " in subject:
+        raise EventLogError(f"{subject!r} holds a space")
     return stream
 
 

@@ -82,6 +82,11 @@ def endpoints(url: str) -> list[Endpoint]:
     return found
 
 
+def _time_out(waiting: asyncio.Future[Reply]) -> None:
+    if not waiting.done():
+        waiting.set_exception(TimeoutError())
+
+
 class Wire(asyncio.Protocol):
     """Subscriptions, publishes and requests on one connection. Use `Wire.open`."""
 
@@ -91,6 +96,7 @@ class Wire(asyncio.Protocol):
         self._buffer = b""
         self._handlers: dict[bytes, Handler] = {}
         self._out: list[bytes] = []
+        self._is_turn_begun = False
         self._waiting: dict[bytes, asyncio.Future[Reply]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._requests = 0
@@ -176,12 +182,17 @@ class Wire(asyncio.Protocol):
         token = str(self._requests)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._waiting[token.encode()] = future
+        deadline = self._loop.time() + timeout_s
+        # A timer for the answer and not asyncio.timeout: every call's record waits here.
+        timer = self._loop.call_at(deadline, _time_out, future)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._writable.wait()
-                self.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
-                reply = await future
+            if not self._writable.is_set():
+                async with asyncio.timeout_at(deadline):
+                    await self._writable.wait()
+            self.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
+            reply = await future
         finally:
+            timer.cancel()
             self._waiting.pop(token.encode(), None)
         if reply.headers.startswith(b"NATS/1.0 503") and not reply.data:
             raise NoResponders(f"nobody answers on {subject}")
@@ -281,15 +292,23 @@ class Wire(asyncio.Protocol):
             future.set_result(Reply(headers=headers, data=data))
 
     def _send(self, data: bytes) -> None:
-        """Queues bytes; those of one loop turn leave in one system call."""
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(data)
+        """Sends bytes at once; those that follow in the same loop turn leave in one system call."""
+        if self._is_turn_begun:
+            self._out.append(data)
+            return
+        self._is_turn_begun = True
+        self._loop.call_soon(self._flush)
+        self._write(data)
 
     def _flush(self) -> None:
-        if self._out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
-        self._out.clear()
+        self._is_turn_begun = False
+        if self._out:
+            self._write(b"".join(self._out))
+            self._out.clear()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def _fail(self, error: EventLogError) -> None:
         if self.lost is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from array import array
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from gyre.proxy.executions import Execution
 from gyre.proxy.sampling.migration import Left
 from gyre.proxy.sampling.streams import EngineStream, SamplingOrder
 from gyre.proxy.sampling.tails import Tail, Tails
+from gyre.proxy.watch import Signal
 
 
 class GenerationFailed(Exception):
@@ -66,7 +66,7 @@ class Generation:
     num_cached: int = 0
     num_reroutes: int = 0
     stopped: str | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: Signal = field(default_factory=Signal)
     began: float = 0.0
     ended: float = 0.0
     queue_s: float | None = None

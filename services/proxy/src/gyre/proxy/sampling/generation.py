@@ -14,18 +14,22 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from gyre.contracts.events.calls import CallRerouted
 from gyre.core.routing import Engine
 from gyre.proxy.executions import Execution, Registry
 from gyre.proxy.sampling.course import Generation, GenerationFailed, GenerationStopped
-from gyre.proxy.sampling.migration import NOTHING, PIN_S, Carried, Left, Migration, Move, Reason
-from gyre.proxy.sampling.streams import EngineBroken, EngineRefused, Engines
-from gyre.proxy.watch import Watch, wait_until
+from gyre.proxy.sampling.handover import HandOver
+from gyre.proxy.sampling.migration import NOTHING, Carried, Left, Migration, Move, Reason
+from gyre.proxy.sampling.streams import (
+    EngineBroken,
+    EngineRefused,
+    Engines,
+    EngineStream,
+    SamplingOrder,
+)
+from gyre.proxy.watch import Watch
 
-# How long a source engine has to hand over what it sampled; its stream has it already.
-HANDOVER_S = 2.0
 # Between tries of an engine that broke off without a fact that says why: it may be switching.
 RETRY_S = 0.05
 MAX_RETRY_S = 1.0
@@ -102,7 +106,7 @@ class Generator:
                 return engine
             until = generation.deadline if engine is None else min(not_before, generation.deadline)
             with self._watch.registered(generation.wake, self._keys(execution)):
-                late = not await wait_until(generation.wake, until)
+                late = not await generation.wake.wait_until(until)
             if late and _now() >= generation.deadline:
                 raise GenerationFailed("no engine was ready in time", retryable=True)
 
@@ -112,22 +116,27 @@ class Generator:
         order = generation.order()
         if generation.queue_s is None:
             generation.queue_s = _now() - generation.began
-        running = asyncio.create_task(stream.run(order))
-        running.add_done_callback(lambda _: generation.wake.set())
+        leaving = HandOver(self._engines, engine, order.rid, stream)
+
+        def look() -> None:
+            if generation.stopped is not None or self._moved(generation, engine):
+                leaving.begin()
+
         reason: Reason = "engine_lost"
+        generation.wake.listener = look
+        late = "the call's time is over"
+        timer = asyncio.get_running_loop().call_at(generation.deadline, generation.stop, late)
         try:
             with self._watch.registered(generation.wake, self._keys(generation.execution)):
-                while not running.done():
-                    if generation.stopped is not None or self._moved(generation, engine):
-                        reason = "transition"
-                        await self._hand_over(engine, order.rid, running)
-                        break
-                    if not await wait_until(generation.wake, generation.deadline):
-                        generation.stop("the call's time is over")
-            if running.done() and self._outcome(running) and reason != "transition":
-                reason = "publication"
+                look()
+                reason = await self._ran(stream, order)
+                if leaving.has_begun:
+                    reason = "transition"
+                    await leaving.heard()
         finally:
-            running.cancel()
+            timer.cancel()
+            generation.wake.listener = None
+            leaving.end()
             generation.keep(engine, order, stream)
             if generation.finish is None and reason != "engine_lost":
                 job = generation.execution.job
@@ -135,32 +144,19 @@ class Generator:
         self._check(generation)
         return reason
 
-    def _outcome(self, running: asyncio.Task[None]) -> bool:
-        """Whether the stream ended by itself. Raises GenerationFailed if it was refused."""
-        if running.cancelled():
-            return False
-        match running.exception():
-            case None:
-                return True
-            case EngineBroken():
-                return False
-            case EngineRefused() as refusal:
-                raise GenerationFailed(str(refusal), retryable=False)
-            case error:
-                raise error
+    async def _ran(self, stream: EngineStream, order: SamplingOrder) -> Reason:
+        """Raises GenerationFailed if the engine refuses the order."""
+        try:
+            await stream.run(order)
+        except EngineBroken:
+            return "engine_lost"
+        except EngineRefused as refusal:
+            raise GenerationFailed(str(refusal), retryable=False) from refusal
+        return "publication"
 
     def _moved(self, generation: Generation, engine: Engine) -> bool:
         now = self._registry.engine(generation.execution)
         return now is None or (now.cell, now.epoch) != (engine.cell, engine.epoch)
-
-    async def _hand_over(self, engine: Engine, rid: str, running: asyncio.Task[None]) -> None:
-        """The source ends the attempt with what it has, and pins what it has in its cache. If it
-        does not answer, the connection is dropped: what it had streamed is kept."""
-        deadline = _now() + HANDOVER_S
-        await self._engines.abort(engine.url, rid, HANDOVER_S, PIN_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await asyncio.wait({running})
 
     def _check(self, generation: Generation) -> None:
         if generation.finish is None and generation.stopped is not None:

@@ -7,6 +7,7 @@ and parsed once, when the stream ends or breaks. An engine's death loses no toke
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,8 @@ import orjson
 from gyre.adapters.failpoints import failpoint
 from gyre.core.routing import UnreadableWeightVersion, parse_weight_version
 from gyre.proxy.limits import Limits
-from gyre.proxy.sampling.connections import CONNECT_TIMEOUT_S, Connections, Reply
+from gyre.proxy.sampling.connection import Reply, Want
+from gyre.proxy.sampling.connections import CONNECT_TIMEOUT_S, Connections
 from gyre.proxy.sampling.contexts import ContextTexts
 from gyre.proxy.sampling.events import (
     EngineBroken,
@@ -43,6 +45,8 @@ __all__ = [
 
 _SEPARATOR = b"\n\n"
 _ERROR = b'{"error"'
+# In an event that ends a turn; a text that says so has its quotes escaped.
+_FINISH = re.compile(rb'"finish_reason": ?\{')
 
 
 class EngineStream:
@@ -67,6 +71,8 @@ class EngineStream:
         self._changes: list[tuple[bytes, bytes]] = []
         self._refusal: bytes | None = None
         self._catch_up: Callable[[], None] = _nothing
+        self._give_up: Callable[[], None] = _nothing
+        self._is_dropped = False
         self.first_event: float | None = None
 
     async def run(self, order: SamplingOrder) -> None:
@@ -103,31 +109,45 @@ class EngineStream:
         if sample.finish is None:
             raise EngineBroken(f"{self._url}: the stream ended before the turn")
 
-    def begin(self, catch_up: Callable[[], None]) -> None:
+    def drop(self) -> None:
+        """Ends `run` with EngineBroken, unless it is over; what had come is kept."""
+        self._is_dropped = True
+        self._give_up()
+
+    def begin(self, catch_up: Callable[[], None], give_up: Callable[[], None]) -> None:
         """The engine is asked."""
-        self._catch_up = catch_up
+        self._catch_up, self._give_up = catch_up, give_up
+        if self._is_dropped:
+            give_up()
 
     def came(self, data: bytes) -> bool:
-        """An error ends the stream, whether or not the engine ends it."""
+        """An error ends the stream, whether or not the engine ends it; so does a reason to end."""
         failpoint("proxy.mid_stream")
-        return _ERROR in data
+        return _ERROR in data or _FINISH.search(data) is not None
 
-    def take(self, data: bytes) -> bool:
-        """The stream's next bytes, as they come. False after an error, which ends it."""
+    def take(self, data: bytes) -> Want:
+        """The stream's next bytes, as they come. With the event that ends the turn all is there:
+        what the engine still says of the stream's end is waited for by nobody."""
         data = self._rest + data
         # What is left of the last piece has no separator in it, but may have half of one.
         end = data.rfind(_SEPARATOR, max(0, len(self._rest) - 1))
         if end < 0:
             self._rest = data
-            return True
+            return Want.MORE
         self._rest = data[end + len(_SEPARATOR) :]
         for event in data[:end].split(_SEPARATOR):
             self._take_event(event.removeprefix(b"data: "))
-        return self._refusal is None
+        if self._refusal is not None:
+            return Want.NO_REST
+        is_last = _FINISH.search(self._newest) is not None and self._newest_sample().finish
+        return Want.NOTHING if is_last else Want.MORE
 
     def sample(self) -> Sample:
         """What has come so far."""
         self._catch_up()
+        return self._newest_sample()
+
+    def _newest_sample(self) -> Sample:
         if not self._newest:
             return Sample()
         if self._sampled is None or self._sampled[0] is not self._newest:
