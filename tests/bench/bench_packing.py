@@ -2,22 +2,26 @@
 
     python tests/bench/bench_packing.py    # writes out/bench/packing.json
 
-Executions of 1 to 5 trajectories come in by groups of 16, a batch of 32, as the service draws them:
-one group when no micro-step is queued. Fill = tokens / (rows * longest row), padding excluded.
+Executions of 1 to 5 blocks come in by groups of 16, a batch of 32, as the service draws them: one
+group when no micro-step is queued. Fill = tokens / (rows * row's capacity) over a batch's
+micro-steps but the last, which holds what is left; the worst of the seeds.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from statistics import median
 
 from gyre.core.packing import Bundle, PackedStep, Shape, next_step, pack_all, shape_of
 from gyre.testkit.benches import write_report
 
 LONGEST = 131_072
 GROUPS, GROUP_SIZE = 32, 16
-# The target of a quarter of the batch in hand; reported, not yet demanded of the streaming rule.
+SEEDS = range(5)
+# Fill with a quarter of the batch in hand; what the streaming rule reaches is told beside it.
 TARGET_FILL = 0.98
+TARGET_S = 0.050
 
 
 def lognormal_length(rng: random.Random) -> int:
@@ -28,12 +32,12 @@ def lognormal_length(rng: random.Random) -> int:
             return length
 
 
-def batch(rng: random.Random, most_paths: int) -> list[list[Bundle]]:
+def batch(rng: random.Random, most_blocks: int) -> list[list[Bundle]]:
     return [
         [
             Bundle(
                 execution=f"g{group}-e{place}",
-                lengths=tuple(lognormal_length(rng) for _ in range(rng.randint(1, most_paths))),
+                lengths=tuple(lognormal_length(rng) for _ in range(rng.randint(1, most_blocks))),
             )
             for place in range(GROUP_SIZE)
         ]
@@ -58,37 +62,48 @@ def stream(groups: list[list[Bundle]], shape: Shape, in_hand: int) -> list[Packe
     return steps
 
 
-def fill(steps: list[PackedStep]) -> float:
-    return sum(s.num_tokens for s in steps) / sum(len(s.rows) * s.row_tokens for s in steps)
+def fill(steps: list[PackedStep], shape: Shape) -> float:
+    """A micro-step with one large execution may have more rows than the shape, never fewer."""
+    capacity = sum(max(shape.num_rows, len(step.rows)) * shape.row_tokens for step in steps[:-1])
+    return sum(step.num_tokens for step in steps[:-1]) / capacity
 
 
-def mean_fill(num_rows: int, in_hand: int, most_paths: int) -> float:
+def least_fill(num_rows: int, in_hand: int, most_blocks: int) -> float:
     shape = shape_of(LONGEST, num_rows * LONGEST)
-    fills = [fill(stream(batch(random.Random(s), most_paths), shape, in_hand)) for s in range(3)]
-    return round(sum(fills) / len(fills), 4)
+    batches = (batch(random.Random(seed), most_blocks) for seed in SEEDS)
+    return round(min(fill(stream(groups, shape, in_hand), shape) for groups in batches), 4)
 
 
 def speed() -> float:
-    """Seconds to pack 8,192 trajectories, one an execution, into micro-steps of eight rows."""
+    """Seconds to pack 8,192 trajectories, one an execution, into micro-steps of eight rows; the
+    median of five."""
     rng = random.Random(0)
     drawn = [Bundle(execution=str(i), lengths=(lognormal_length(rng),)) for i in range(8192)]
-    begin = time.perf_counter()
-    sum(1 for _ in pack_all(drawn, shape_of(LONGEST, 8 * LONGEST)))
-    return round(time.perf_counter() - begin, 3)
+    took = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        sum(1 for _ in pack_all(drawn, shape_of(LONGEST, 8 * LONGEST)))
+        took.append(time.perf_counter() - begin)
+    return round(median(took), 4)
 
 
 def main() -> None:
+    quarter = GROUPS // 4
     figures = {
-        "fill_streaming_4_rows": mean_fill(4, 1, 5),
-        "fill_streaming_8_rows": mean_fill(8, 1, 5),
-        "fill_streaming_8_rows_one_path": mean_fill(8, 1, 1),
-        "fill_quarter_in_hand_4_rows": mean_fill(4, GROUPS // 4, 5),
-        "fill_quarter_in_hand_8_rows": mean_fill(8, GROUPS // 4, 5),
-        "fill_quarter_in_hand_8_rows_one_path": mean_fill(8, GROUPS // 4, 1),
+        "fill_quarter_in_hand_1_row": least_fill(1, quarter, 1),
+        "fill_quarter_in_hand_4_rows": least_fill(4, quarter, 5),
+        "fill_quarter_in_hand_8_rows": least_fill(8, quarter, 5),
+        "fill_quarter_in_hand_8_rows_one_block": least_fill(8, quarter, 1),
+        "fill_streaming_1_row": least_fill(1, 1, 1),
+        "fill_streaming_4_rows": least_fill(4, 1, 5),
+        "fill_streaming_8_rows": least_fill(8, 1, 5),
+        "fill_streaming_8_rows_one_block": least_fill(8, 1, 1),
         "pack_8192_trajectories_s": speed(),
     }
-    targets = {"fill_quarter_in_hand_8_rows": TARGET_FILL}
-    ok = all(figures[name] >= least for name, least in targets.items())
+    fills = {name: TARGET_FILL for name in figures if name.startswith("fill_quarter")}
+    targets = {**fills, "pack_8192_trajectories_s": TARGET_S}
+    full = all(figures[name] >= least for name, least in fills.items())
+    ok = full and figures["pack_8192_trajectories_s"] <= TARGET_S
     write_report("packing", figures, targets, ok=ok)
 
 

@@ -10,16 +10,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, func, insert, select, text
+from sqlalchemy import create_engine, delete, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.adapters.postgres import (
     AlreadyProjected,
+    CheckpointMoved,
     DatabaseError,
     Projector,
+    alembic_config,
     connect,
+    copy_rows,
     database_url,
     migrate,
 )
@@ -28,6 +32,7 @@ from gyre.adapters.tables import (
     logprob_bytes,
     logprobs_of,
     metadata,
+    projection_checkpoints,
     token_bytes,
     tokens_of,
     tree_nodes,
@@ -189,7 +194,7 @@ def test_kill_9_inside_a_projection_leaves_nothing_half_done(
 
 
 def test_a_tree_node_keeps_its_tokens_and_logprobs(run: Callable[[Scenario], None]) -> None:
-    tokens, logprobs = [0, 1, 151_935, 2**31 - 1], [-0.5, -0.0, -12.25, 0.0]
+    tokens, logprobs = [0, 1, 151_935, 2**31 - 1], [-0.1, -0.0, -12.25, 0.0]
 
     async def scenario(engine: AsyncEngine) -> None:
         node = {
@@ -203,16 +208,91 @@ def test_a_tree_node_keeps_its_tokens_and_logprobs(run: Callable[[Scenario], Non
             "provenance": "policy",
             "position": 0,
             "spans": [{"version": 3, "length": 4}],
+            "ordinal": 0,
+            "known_by": [b"\x00" * 16],
         }
         async with engine.begin() as connection:
             await connection.execute(insert(tree_nodes).values(node))
             row = (await connection.execute(select(tree_nodes))).one()
-        assert tokens_of(row.token_ids) == tokens
-        assert logprobs_of(row.logprobs) == logprobs
+        assert list(tokens_of(row.token_ids)) == tokens
+        assert list(logprobs_of(row.logprobs)) == logprobs
         assert row.spans == [{"version": 3, "length": 4}]
+        assert row.known_by == [b"\x00" * 16]
         assert row.parent is None
 
     run(scenario)
+
+
+def checkpoint_row(name: str, sequence: int = 1) -> dict[str, object]:
+    return {"name": name, "sequence": sequence}
+
+
+def test_copied_rows_commit_with_their_transaction_and_a_row_that_is_there_is_one_clear_error(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        rows = [checkpoint_row(name) for name in ("a", "b")]
+        async with engine.begin() as connection:
+            await copy_rows(connection, projection_checkpoints, rows)
+        assert await Projector(engine).checkpoint("b") == 1
+        wanted = r"COPY into projection_checkpoints: .*duplicate"
+        with pytest.raises(DatabaseError, match=wanted):  # noqa: PT012  as above
+            async with engine.begin() as connection:
+                await copy_rows(connection, projection_checkpoints, [checkpoint_row("c")])
+                await copy_rows(connection, projection_checkpoints, rows)
+        assert await Projector(engine).checkpoint("c") == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("after", "stands"), [(0, True), (7, False), (6, False)])
+def test_what_builds_on_a_checkpoint_is_written_only_while_it_stands(
+    run: Callable[[Scenario], None], after: int, stands: bool
+) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        projector = Projector(engine)
+        async with projector.transaction("executions", 7, after=0):
+            pass
+        if after == 0:  # somebody wants the rows made anew
+            async with engine.begin() as connection:
+                await connection.execute(delete(projection_checkpoints))
+        elif after == 7:
+            async with projector.transaction("executions", 8, after=7):
+                pass
+        if stands:
+            async with projector.transaction("executions", 9, after=after):
+                pass
+            assert await projector.checkpoint("executions") == 9
+            return
+        before = await projector.checkpoint("executions")
+        with pytest.raises(CheckpointMoved):
+            async with projector.transaction("executions", 9, after=after):
+                pass
+        assert await projector.checkpoint("executions") == before
+
+    run(scenario)
+
+
+def test_rows_of_trees_from_before_they_were_whole_are_made_anew(url: str) -> None:
+    """Migrates down and up again, with a row of the old shape in between."""
+    engine = create_engine(database_url(url))
+    with engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "0001")
+        connection.execute(
+            text(
+                "INSERT INTO tree_nodes (execution, node_id, job, kind, role, token_ids,"
+                " provenance, position, spans)"
+                " VALUES ('e', 'n', 'j', 'input', 'user', '', 'external', 0, '[]')"
+            )
+        )
+        name = "trajectory.tree_nodes"
+        connection.execute(insert(projection_checkpoints).values(checkpoint_row(name, 7)))
+    with engine.begin() as connection:
+        command.upgrade(alembic_config(connection), "head")
+        assert connection.execute(select(func.count()).select_from(tree_nodes)).scalar() == 0
+        column = projection_checkpoints.c
+        assert connection.scalar(select(column.sequence).where(column.name == name)) is None
+    engine.dispose()
 
 
 def test_an_absent_server_is_one_clear_line_at_the_deadline() -> None:

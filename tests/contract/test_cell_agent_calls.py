@@ -38,7 +38,7 @@ commands = {
     }
     for name in NAMES
 }
-print(json.dumps({"commands": commands, "statistics": sorted(Totals().as_step(0.0))}))
+print(json.dumps({"commands": commands, "statistics": sorted(Totals().as_step())}))
 """
 
 

@@ -92,7 +92,8 @@ async def test_an_update_that_aborts_all_ends_them_first(
         "abort_all_requests": True,
     }
     async with httpx.AsyncClient(base_url=engine.url, timeout=60) as http:
-        assert (await http.post("/update_weights_from_disk", json=body)).status_code == 200
+        r = await http.post("/update_weights_from_disk", json=body)
+        assert r.status_code == 200, r.text
     answer = await asyncio.wait_for(call, DEADLINE_S)
     assert answer.finish_type == "abort"
 

@@ -15,6 +15,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import ClusterCellView
 from gyre.embedded import control
+from gyre.testkit.consumption_audit import audit_consumption
 from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
 
@@ -41,6 +42,7 @@ def test_a_job_goes_on_without_a_cell_that_died_and_without_one_that_was_asked_b
     assert (cells[2].job, cells[2].role) == (None, "free")
     log = RunLog.of(facts, calls)
     audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=stack.blobs)
+    audit_consumption(facts, calls, stack.blobs)
     assert log.failed_calls == 0
     assert first_decision_that_differs(facts) is None
 
@@ -65,6 +67,7 @@ def test_a_job_goes_on_when_its_core_dies_for_good_and_a_spare_cell_joins_it(
     assert any(body.cell == spare and body.role == "rollout" for body in roles)
     log = RunLog.of(facts, calls)
     audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=stack.blobs)
+    audit_consumption(facts, calls, stack.blobs)
     assert first_decision_that_differs(facts) is None
 
 

@@ -18,6 +18,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.http import JobView
+from gyre.testkit.consumption_audit import audit_consumption
 from gyre.testkit.heldout_audit import HeldoutAudit, sampled_versions
 from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
@@ -170,6 +171,7 @@ def _run(
     printed = _gyre_report(stack.home, view.id, tmp_path / "report")
     log = RunLog.of(facts, calls)
     audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=stack.blobs)
+    audit_consumption(facts, calls, stack.blobs)
     assert log.failed_calls == 0
     assert first_decision_that_differs(facts) is None
     files = {path.name: path.read_text("utf-8") for path in (tmp_path / "report").iterdir()}

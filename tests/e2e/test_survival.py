@@ -13,6 +13,7 @@ import pytest
 from gyre.adapters.journal import Fact
 from gyre.contracts.http import JobView
 from gyre.core.scheduling import JobState, evolve, next_decision
+from gyre.testkit.consumption_audit import audit_consumption
 from gyre.testkit.log_audit import RunLog, audit, first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
 
@@ -56,6 +57,7 @@ def test_a_job_survives_kills_at_every_named_point_and_its_counts_agree(
     assert {path.name.removeprefix("failpoint.") for path in marks} == set(failpoints)
     log = RunLog.of(facts, calls)
     audit(log, num_steps=STEPS, groups_per_step=GROUPS, blobs=stack.blobs)
+    audit_consumption(facts, calls, stack.blobs)
     assert view.num_terminated == len(log.terminated)
     assert log.failed_calls == 0
     _replays(view, facts)

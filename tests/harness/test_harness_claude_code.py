@@ -60,6 +60,7 @@ async def test_sub_agents_side_by_side_are_told_apart_and_delegation_is_their_on
     assert len(outcome.agents) == 2
     assert None not in outcome.agents
     assert outcome.forks == ["delegation", "delegation"]
+    assert [cause[1:] for cause in outcome.causes] == [("delegation", 0)] * 2
 
 
 async def test_sub_agents_with_one_task_and_one_request_have_calls_of_their_own(
@@ -103,6 +104,7 @@ async def test_a_sub_agents_own_sub_agent_names_its_parent(
         outer.agent,
     ]
     assert outcome.forks == ["delegation", "delegation"]
+    assert outcome.causes == [(1, "delegation", 0), (2, "delegation", 1)]
 
 
 async def test_an_agent_in_the_background_reports_into_the_history_of_its_parent(
@@ -118,6 +120,8 @@ async def test_an_agent_in_the_background_reports_into_the_history_of_its_parent
     outcome = await play_through(tmp_path, script_model, PROGRAM, scenes)
     assert sorted(outcome.roles) == ["main"] * 3 + ["sub-agent"] * 2
     assert outcome.forks == ["delegation"]
+    # Whether or not the parent has said that it waits by then.
+    assert outcome.causes == [(outcome.roles.index("sub-agent"), "delegation", 0)]
 
 
 async def test_the_programs_own_request_for_a_title_is_no_agents(
@@ -161,6 +165,7 @@ async def test_a_full_context_is_summed_up_and_the_task_goes_on(
     )
     assert outcome.roles == ["main"] * 3 + ["main-summary"] + ["main"] * 2
     assert outcome.forks == ["compaction", "compaction"]
+    assert outcome.causes == [(3, "summary", 2), (4, "continuation", 3)]
     assert max(call.num_input_tokens for call in outcome.calls) <= 20_000
 
 
@@ -189,6 +194,11 @@ async def test_a_sub_agents_full_context_is_summed_up_too(
     sub_agent = ["sub-agent"] * 3 + ["sub-agent-summary"] + ["sub-agent"] * 2
     assert outcome.roles == ["main", *sub_agent, "main"]
     assert outcome.forks == ["delegation", "compaction", "compaction"]
+    assert outcome.causes == [
+        (1, "delegation", 0),
+        (4, "summary", 3),
+        (5, "continuation", 4),
+    ]
 
 
 async def test_an_execution_whose_calls_fail_has_failed(tmp_path: Path, script_model: Path) -> None:

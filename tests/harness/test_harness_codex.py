@@ -65,6 +65,8 @@ async def test_sub_agents_side_by_side_are_told_apart_and_delegation_is_their_on
     assert len(outcome.agents) == 2
     assert None not in outcome.agents
     assert outcome.forks == ["delegation", "delegation"]
+    # The main agent has gone on before its sub-agents' first answers are in.
+    assert [cause[1:] for cause in outcome.causes] == [("delegation", 0)] * 2
 
 
 async def test_a_sub_agent_that_takes_its_parents_words_along_is_a_delegation_too(
@@ -83,6 +85,7 @@ async def test_a_sub_agent_that_takes_its_parents_words_along_is_a_delegation_to
     )
     assert sorted(outcome.roles) == ["main"] * 4 + ["sub-agent"] * 2
     assert outcome.forks == ["delegation"]
+    assert outcome.causes == [(outcome.roles.index("sub-agent"), "delegation", 1)]
 
 
 async def test_a_full_context_is_summed_up_and_the_task_goes_on(
@@ -102,6 +105,7 @@ async def test_a_full_context_is_summed_up_and_the_task_goes_on(
     )
     assert outcome.roles == ["main"] * 4 + ["main-summary"] + ["main"] * 2
     assert outcome.forks == ["compaction", "compaction"]
+    assert outcome.causes == [(4, "summary", 3), (5, "continuation", 4)]
 
 
 async def test_a_sub_agents_full_context_is_summed_up_too(
@@ -130,6 +134,12 @@ async def test_a_sub_agents_full_context_is_summed_up_too(
     assert sorted(outcome.roles) == sorted(["main"] * 3 + ["sub-agent"] * 5 + ["sub-agent-summary"])
     assert len(outcome.agents) == 1
     assert outcome.forks == ["delegation", "compaction", "compaction"]
+    its = [place for place, role in enumerate(outcome.roles) if role.startswith("sub-agent")]
+    assert outcome.causes == [
+        (its[0], "delegation", 0),
+        (its[3], "summary", its[2]),
+        (its[4], "continuation", its[3]),
+    ]
 
 
 async def test_a_turn_cut_by_the_limit_ends_it(tmp_path: Path, script_model: Path) -> None:

@@ -83,10 +83,15 @@ def test_an_exported_run_holds_large_calls_whole_and_a_lost_one_is_named(
     [blob] = [path for path in terminal.blobs.root.rglob("*") if path.is_file()]
     blob.unlink()
     assert terminal.gyre("export", "job", "-o", "facts.jsonl.gz", "--no-calls").returncode == 0
-    for command in (("export", "job", "-o", "lost.jsonl.gz"), ("report", "job")):
-        said = one_line(terminal.gyre(*command))
+    refused = one_line(terminal.gyre("export", "job", "-o", "lost.jsonl.gz"))
+    assert not list(terminal.home.glob("lost*"))
+    # A report tells what there is, and says what is not in it.
+    reported = terminal.gyre("report", "job")
+    assert reported.returncode == 0
+    [warning] = reported.stderr.splitlines()
+    assert warning.startswith("warning: passed over: ")
+    for said in (refused, warning):
         assert "event 1 on calls.job.exec.job-g0000-e0, call_undelivered" in said
         assert blob.name in said
-    assert not list(terminal.home.glob("lost*"))
     # What was exported needs the blob store no more.
     assert [fact.body for kind, fact in read_archive(archive) if kind == "calls"] == CALLS

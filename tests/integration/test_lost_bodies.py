@@ -155,23 +155,17 @@ async def _ready(bed: Bed) -> bool:
     return len(await bed.facts(GroupReady)) == 2
 
 
-async def test_the_evaluator_excludes_it_and_scores_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "MAX_EVENT_BYTES", SMALL)
-    world = ExecutionWorld(tmp_path, MemoryEventLog())
+async def two_executions(world: ExecutionWorld) -> None:
+    """Both have called and ended; nothing is scored yet."""
     world.add_task("train", "sum", 'echo 1 > "$LOGS_DIR/verifier/reward.txt"')
     await world.submit()
     for execution in ("e0", "e1"):
         await world.run(execution, "sum")
         await world.call(execution, f"n-{execution}")
-        await world.end(execution, "completed")
-    store = DirectoryBlobStore(world.home / "blobs")
-    [first, *_] = [r async for r in world.log.read(Stream.CALLS, subjects=("calls.j1.exec.e0",))]
-    with pytest.raises(BodyElsewhere) as elsewhere:
-        decode(first.data)
-    digest = elsewhere.value.reference.digest
-    store.path(digest).unlink()
+
+
+async def scores_of(world: ExecutionWorld) -> tuple[Body, Body]:
+    """What a running evaluator says of the two."""
     settings = EvaluatorSettings(
         nats_url="nats://nowhere",
         database_url="postgresql://nowhere",
@@ -190,11 +184,43 @@ async def test_the_evaluator_excludes_it_and_scores_the_others(
         [result] = await asyncio.gather(running, return_exceptions=True)
     assert isinstance(result, asyncio.CancelledError), result
     [lost], [sound] = await world.scores("e0"), await world.scores("e1")
+    return lost, sound
+
+
+async def test_the_evaluator_excludes_it_and_scores_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_EVENT_BYTES", SMALL)
+    world = ExecutionWorld(tmp_path, MemoryEventLog())
+    await two_executions(world)
+    for execution in ("e0", "e1"):
+        await world.end(execution, "completed")
+    store = DirectoryBlobStore(world.home / "blobs")
+    [first, *_] = [r async for r in world.log.read(Stream.CALLS, subjects=("calls.j1.exec.e0",))]
+    with pytest.raises(BodyElsewhere) as elsewhere:
+        decode(first.data)
+    digest = elsewhere.value.reference.digest
+    store.path(digest).unlink()
+    lost, sound = await scores_of(world)
     assert lost == ExecutionExcluded(
         execution="e0", reason=f"a record of its calls is lost: blob {digest}"
     )
     assert isinstance(sound, Evaluated)
     assert sound.branch == "n-e1"
+
+
+async def test_the_evaluator_excludes_one_whose_record_is_no_event(tmp_path: Path) -> None:
+    world = ExecutionWorld(tmp_path, MemoryEventLog())
+    await two_executions(world)
+    subject = "calls.j1.exec.e0"
+    await world.end("e1", "completed")
+    await world.end("e0", "completed", seal=False)
+    sequence = await world.log.append(subject, b"{}", event_id="garbage", expected=None)
+    await world.say(subject, CallsSealed(execution="e0", num_calls=1, last_seq=sequence))
+    lost, sound = await scores_of(world)
+    assert isinstance(lost, ExecutionExcluded)
+    assert f"a record of its calls is lost: event {sequence} on {subject}" in lost.reason
+    assert isinstance(sound, Evaluated)
 
 
 def test_what_the_scheduler_ended_is_out_for_that_reason() -> None:

@@ -6,23 +6,25 @@ import asyncio
 import contextlib
 import json
 import random
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-import safetensors.torch
 import torch
 
-from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused
 from gyre.cell_agent.trainer.weights_io import read_weights
 from gyre.core.microstep import MicroStep
-from gyre.core.objective import ObjectiveSettings
-from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.trainer_cells import (
+    CALL_S,
+    NORMALIZER,
+    OBJECTIVE,
+    Cells,
+    batch_of_steps,
+    running,
+)
 from gyre.testkit.training import (
     PlainPolicy,
     make_executions,
@@ -31,124 +33,6 @@ from gyre.testkit.training import (
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-
-# Generous: several trainers import torch at once, on whatever machine this is.
-CALL_S = 120.0
-# Wide bounds keep most executions of a random policy in; the mask has tests of its own.
-OBJECTIVE = ObjectiveSettings(
-    name="gspo_token", clip_low=0.5, clip_high=1.5, token_weight_cap=5.0, loss_cap=100.0
-)
-OPTIMIZER = {
-    "lr": 1e-3,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "warmup_steps": 0,
-    # So high that the core's gradient stays as it was summed.
-    "grad_clip": 1e9,
-}
-NORMALIZER = 12
-
-
-@dataclass(kw_only=True)
-class Cells:
-    """Trainers of one job, a store, and the batch they train."""
-
-    model: Path
-    work: Path
-    dtype: str
-    port: int
-    trainers: list[TrainerProcess] = field(default_factory=list)
-    epoch: int = 0
-
-    async def add(self, **environment: str) -> TrainerProcess:
-        trainer = TrainerProcess(
-            cell=len(self.trainers),
-            model_path=self.model,
-            dtype=self.dtype,
-            environment=environment,
-            log_path=self.work / "trainers.log",
-        )
-        self.trainers.append(trainer)
-        await trainer.start(CALL_S)
-        await trainer.call(
-            "configure", CALL_S, job="j", optimizer=OPTIMIZER, objective=objective_json()
-        )
-        await self.load(trainer)
-        return trainer
-
-    async def load(self, trainer: TrainerProcess) -> None:
-        await trainer.call("load_weights", CALL_S, path=self.model, version=3, lineage=0)
-
-    async def form(self, members: Sequence[TrainerProcess]) -> None:
-        """The next epoch's world, with these as ranks 0, 1, ..."""
-        self.epoch += 1
-        await asyncio.gather(
-            *(
-                trainer.call(
-                    "form_world",
-                    CALL_S,
-                    epoch=self.epoch,
-                    rank=rank,
-                    size=len(members),
-                    store_port=self.port,
-                    timeout_s=20.0,
-                )
-                for rank, trainer in enumerate(members)
-            )
-        )
-
-    async def begin(self, members: Sequence[TrainerProcess], batch: str = "b0") -> None:
-        await asyncio.gather(
-            *(member.call("begin_batch", CALL_S, batch=batch, version=3) for member in members)
-        )
-
-    async def train(self, trainer: TrainerProcess, steps: Sequence[MicroStep]) -> list[Any]:
-        answers = []
-        for step in steps:
-            path = self.work / f"{step.batch}-{step.index}.npz"
-            path.write_bytes(encode_microstep(step))
-            answers.append(await trainer.call("micro_step", CALL_S, path=path))
-        return answers
-
-    async def finish(
-        self, members: Sequence[TrainerProcess], *, final: bool = False
-    ) -> list[dict[str, Any] | BaseException]:
-        return await asyncio.gather(
-            *(
-                member.call(
-                    "finish_batch",
-                    CALL_S,
-                    members=list(range(len(members))),
-                    epoch=self.epoch,
-                    final=final,
-                )
-                for member in members
-            ),
-            return_exceptions=True,
-        )
-
-    async def gradients(self, trainer: TrainerProcess) -> dict[str, torch.Tensor]:
-        path = self.work / "gradients.safetensors"
-        await trainer.call("save_gradients", CALL_S, path=path)
-        return safetensors.torch.load_file(path)
-
-
-def objective_json() -> dict[str, Any]:
-    return {name: getattr(OBJECTIVE, name) for name in ObjectiveSettings.__slots__}
-
-
-def batch_of_steps(batch: str = "b0", *, count: int = 5, seed: int = 0) -> list[MicroStep]:
-    """Micro-steps of different sizes; the last one holds a single execution."""
-    rng = random.Random(seed)
-    executions = make_executions(rng, count=2 * count - 1, vocab_size=512)
-    return [
-        make_micro_step(
-            executions[2 * index : 2 * index + 2], batch=batch, index=index, normalizer=NORMALIZER
-        )
-        for index in range(count)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,28 +56,6 @@ def largest_difference(
     return max(
         ((found[name] - expected[name]).norm() / expected[name].norm()).item() for name in expected
     )
-
-
-@contextlib.asynccontextmanager
-async def running(work: Path, *, dtype: str, num_cells: int) -> AsyncIterator[Cells]:
-    store = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gyre.cell_agent.rendezvous"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert store.stdout is not None
-    assert store.stdin is not None
-    line = await asyncio.wait_for(store.stdout.readline(), CALL_S)
-    cells = Cells(
-        model=make_tiny_model(work / "model"), work=work, dtype=dtype, port=json.loads(line)["port"]
-    )
-    try:
-        await asyncio.gather(*(cells.add() for _ in range(num_cells)))
-        yield cells
-    finally:
-        await asyncio.gather(*(trainer.stop() for trainer in cells.trainers))
-        store.stdin.close()
-        assert await asyncio.wait_for(store.wait(), CALL_S) == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -262,7 +124,7 @@ async def test_another_packing_of_the_same_executions_gives_the_same_gradient(fr
                 batch="b0",
                 index=start,
                 normalizer=NORMALIZER,
-                segments_per_row=rows,
+                blocks_per_row=rows,
             )
             for start in range(0, 6, cut)
         ]

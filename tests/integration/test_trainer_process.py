@@ -30,9 +30,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 # Generous: several trainers import torch at once, on whatever machine this is.
 CALL_S = 120.0
+OBJECTIVE = ObjectiveSection(clip_low=0.5, clip_high=1.5).model_dump()
 SECTIONS: dict[str, Any] = {
     "job": "j",
-    "objective": ObjectiveSection(clip_low=0.5, clip_high=1.5).model_dump(),
+    "objective": OBJECTIVE,
     "optimizer": OptimizerSection(lr=1e-3, warmup_steps=4).model_dump(),
 }
 
@@ -186,6 +187,8 @@ async def test_refusals_are_classified_and_the_trainer_lives(
             "weights_unavailable",
         ),
         ("configure", {"job": "j", "objective": {}, "optimizer": {}}, "bad_command"),
+        ("configure", SECTIONS | {"objective": OBJECTIVE | {"name": "ppo"}}, "bad_command"),
+        ("configure", SECTIONS | {"objective": OBJECTIVE | {"max_mismatch": -1}}, "bad_command"),
     ]
     within: list[tuple[str, dict[str, Any], str]] = [
         ("micro_step", {"path": garbage}, "bad_micro_step"),
@@ -217,24 +220,36 @@ async def test_a_token_outside_the_vocabulary_is_refused(
         await trainer.call("micro_step", CALL_S, path=stored(step, tmp_path))
 
 
-async def test_a_loss_that_is_not_finite_adds_nothing(
+async def test_a_loss_that_is_not_finite_skips_the_update_and_not_the_trainer(
     trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     weights = read_weights(model)
     weights["model.norm.weight"][0] = float("nan")
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
     await trainer.call("load_weights", CALL_S, path=tmp_path, version=0, lineage=0)
+    before = await trainer.call("checksum", CALL_S)
     await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
-    with pytest.raises(TrainerRefused) as refusal:
-        await trainer.call("micro_step", CALL_S, path=stored(some_step("b0", 0), tmp_path))
-    assert refusal.value.kind == "non_finite_loss"
-    assert (await trainer.call("status", CALL_S))["accumulated"] == []
+    answer = await trainer.call("micro_step", CALL_S, path=stored(some_step("b0", 0), tmp_path))
+    assert "log-probabilities" in answer["problem"]
+    assert set(answer["ratios"].values()) == {None}
+    finished = await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)
+    assert (finished["skipped"], finished["version"]) == (True, 1)
+    assert finished["skip_reason"].startswith("non_finite_loss: micro-step 0: ")
+    assert await trainer.call("checksum", CALL_S) == before | {"version": 1}
 
 
 async def test_a_batch_of_placeholders_updates_with_a_zero_gradient(
     trainer: TrainerProcess, tmp_path: Path
 ) -> None:
-    step = MicroStep(batch="b0", index=0, row_tokens=8, normalizer=4, executions=(), rows=())
+    step = MicroStep(
+        batch="b0",
+        index=0,
+        row_tokens=8,
+        window_rows=1,
+        normalizer=4,
+        executions=(),
+        rows=(),
+    )
     await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
     await trainer.call("micro_step", CALL_S, path=stored(step, tmp_path))
     finished = await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)

@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.adapters.blobs import DirectoryBlobStore, MemoryBlobStore
@@ -21,27 +20,16 @@ from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.microsteps import decode_microstep
-from gyre.adapters.postgres import Projector, connect, migrate
-from gyre.adapters.tables import logprobs_of, tokens_of, tree_nodes
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.groups import GroupClaimed, GroupReady, MicroStepEmitted, StreamClosed
 from gyre.core.tree import fold
-from gyre.embedded import postgres
 from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.trajectory_world import World, calls_of, small_spec
+from gyre.testkit.tree_projection import assert_same_tree, rows_of_tree, until_projected
 from gyre.trajectory.handlers import Trajectories
-from gyre.trajectory.projections import Projection
-from gyre.trajectory.tree_rows import TreeRows
 
 JOB, BATCH, SEED = "job", "l1-s0000", 4
 DEADLINE_S = 90
-
-
-@pytest.fixture(scope="module")
-def database_url() -> Iterator[str]:
-    with postgres.running() as server:
-        migrate(server.url)
-        yield server.url
 
 
 class Process:
@@ -166,77 +154,27 @@ def test_a_killed_service_goes_on_and_says_exactly_what_an_undisturbed_one_says(
     asyncio.run(scenario())
 
 
-async def wait_for_seals(engine: AsyncEngine, projector: Projector, sequence: int) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await projector.checkpoint("trees") < sequence:
-            await asyncio.sleep(0.02)
-
-
-def test_rows_of_tree_nodes_are_the_tree_and_are_rebuilt_from_nothing(database_url: str) -> None:
-    async def scenario() -> None:
-        log = MemoryEventLog()
-        journal = Journal(log, SystemClock())
-        engine = connect(database_url)
-        projector = Projector(engine)
-
-        def projection() -> Projection:
-            return Projection(
-                "trees", Stream.CALLS, (), TreeRows(), journal=journal, projector=projector
-            )
-
-        async with engine.begin() as connection:
-            await connection.execute(text("TRUNCATE tree_nodes, projection_checkpoints"))
-        first = asyncio.create_task(projection().run())
-        world = World(journal, JOB, small_spec(), seed=SEED)
-        executions = [e for number in range(3) for e in world.plan(number).executions]
-        for execution in executions[:6]:
-            await world.finish(execution, 1.0)
-        half = calls_of(executions[6], SEED)
-        await world.say(f"calls.{JOB}.exec.{executions[6]}", half[0])
-        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
-        first.cancel()
-        second = asyncio.create_task(projection().run())
-        for event in half[1:]:
-            await world.say(f"calls.{JOB}.exec.{executions[6]}", event)
-        for execution in executions[7:]:
-            await world.finish(execution, 1.0)
-        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
-        second.cancel()
-        rows = await rows_of(engine)
-        for execution in executions:
-            assert_rows_are_the_tree(rows, execution)
-        async with engine.begin() as connection:
-            await connection.execute(text("TRUNCATE tree_nodes, projection_checkpoints"))
-        third = asyncio.create_task(projection().run())
-        await wait_for_seals(engine, projector, await log.head(Stream.CALLS))
-        third.cancel()
-        assert await rows_of(engine) == rows
-        await engine.dispose()
-
-    asyncio.run(scenario())
-
-
-async def rows_of(engine: AsyncEngine) -> dict[tuple[str, str], dict[str, object]]:
-    async with engine.connect() as connection:
-        found = await connection.execute(select(tree_nodes))
-        return {(row.execution, row.node_id): dict(row._mapping) for row in found}
-
-
-def assert_rows_are_the_tree(
-    rows: dict[tuple[str, str], dict[str, object]], execution: str
+async def test_a_kill_between_rows_and_their_commit_leaves_every_tree_whole(
+    nats: NatsServer, database_url: str, database: AsyncEngine, tmp_path: Path
 ) -> None:
-    tree = fold(calls_of(execution, SEED))
-    assert {node for owner, node in rows if owner == execution} == set(tree.nodes)
-    for node in tree.nodes.values():
-        row = rows[execution, node.id]
-        assert tokens_of(row["token_ids"]) == list(node.token_ids)
-        assert (row["parent"], row["role"]) == (node.parent, node.role)
-        assert row["position"] == node.num_context_tokens
-        if node.sampled is None:
-            assert (row["kind"], row["provenance"], row["logprobs"]) == ("input", "external", None)
-        else:
-            assert (row["kind"], row["provenance"]) == ("sampled", node.sampled.status)
-            assert logprobs_of(row["logprobs"]) == pytest.approx(list(node.sampled.logprobs))
+    env = {
+        **os.environ,
+        "GYRE_NATS_URL": nats.url,
+        "GYRE_DATABASE_URL": database_url,
+        "GYRE_HOME": str(tmp_path / "home"),
+        "GYRE_KEY_SECRET": "not-used-here",
+        "GYRE_FAILPOINT": "trajectory.rows_copied",
+    }
+    log = JetStreamEventLog(nats.url)
+    async with Process(env).running() as process:
+        world = await play(log)
+        await process.died(1)
+        await until_projected(log, database)
+    await log.close()
+    for number in range(3):
+        for execution in world.plan(number).executions:
+            tree = await rows_of_tree(database, execution)
+            assert_same_tree(tree, fold(calls_of(execution, SEED)))
 
 
 def test_groups_go_on_while_the_database_is_gone(nats: NatsServer, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts import subjects
+from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.groups import (
     GroupClaimed,
     GroupReady,
@@ -30,7 +32,7 @@ from gyre.contracts.events.scheduling import (
 )
 from gyre.core.microstep import MicroStep
 from gyre.core.tree import fold
-from gyre.testkit.trajectory_world import World, calls_of, small_spec
+from gyre.testkit.trajectory_world import Caller, World, calls_of, small_spec
 from gyre.trajectory.handlers import Trajectories
 from gyre.trajectory.inbox import Incoming
 
@@ -96,9 +98,9 @@ def trained(steps: Sequence[MicroStep]) -> Counter[str]:
     """Targets by execution."""
     found: Counter[str] = Counter()
     for step in steps:
-        for segment in step.segments:
-            execution = step.executions[segment.execution].execution
-            found[execution] += len(segment.target_positions)
+        for block in step.blocks:
+            execution = step.executions[block.execution].execution
+            found[execution] += len(block.target_positions)
     return found
 
 
@@ -126,6 +128,36 @@ async def test_a_batch_from_dispatch_to_the_closed_stream() -> None:
     assert [step.index for step in steps] == list(range(len(steps)))
 
 
+async def test_the_log_says_what_micro_steps_carry_and_what_flat_rows_would() -> None:
+    """Four executions, each with four calls of 23 tokens below a call of 23: four paths of 46 or
+    one tree of 115. Each has 5 calls of 8 sampled tokens. Rows of 92 cut that tree into two."""
+    bed = Bed()
+    bed.world.spec = small_spec(
+        groups_per_step=1, admission={"row_tokens": 92, "tokens_per_micro_step": 92}
+    )
+    await bed.world.submit()
+    await bed.world.dispatch(range(1))
+    for place, execution in enumerate(bed.world.plan(0).executions):
+        caller = Caller(execution, random.Random(place))
+        first = caller.call(None)
+        for _ in range(4):
+            caller.call(first)
+        seal = CallsSealed(execution=execution, num_calls=5, last_seq=0)
+        await bed.world.finish(execution, float(place % 2), calls=[*caller.events, seal])
+    await bed.world.open_batch("l1-s0000")
+    await bed.settle()
+    emitted = await bed.facts(MicroStepEmitted)
+    assert sum(body.num_paths for body in emitted) == 4 * 4
+    assert sum(body.num_path_tokens for body in emitted) == 4 * (4 * 46)
+    assert sum(body.num_tokens for body in emitted) == 4 * (115 + 23)
+    assert sum(body.num_repeated_tokens for body in emitted) == 4 * 23
+    steps = await bed.micro_steps()
+    assert [body.num_tokens for body in emitted] == [step.num_tokens for step in steps]
+    assert {step.window_rows for step in steps} == {1}
+    (closed,) = await bed.facts(StreamClosed)
+    assert closed.num_admitted_targets == closed.num_targets == 4 * 5 * 8
+
+
 async def test_calls_too_large_for_the_log_are_trained_as_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,9 +181,9 @@ async def test_each_target_is_trained_once_with_its_own_logprob() -> None:
     homes: Counter[str] = Counter()
     for step in await bed.micro_steps():
         homes.update(info.execution for info in step.executions)
-        for segment in step.segments:
-            execution = step.executions[segment.execution].execution
-            logprobs.setdefault(execution, []).extend(segment.behaviour_logprobs)
+        for block in step.blocks:
+            execution = step.executions[block.execution].execution
+            logprobs.setdefault(execution, []).extend(block.behaviour_logprobs)
     valid = [f"job-g0000-e{n}" for n in (0, 2, 3)] + [f"job-g0002-e{n}" for n in range(4)]
     assert sorted(homes) == valid
     assert set(homes.values()) == {1}

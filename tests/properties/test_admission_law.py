@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import TypeAlias
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from gyre.core.admission import (
 
 ROLES = (*CLASS_ORDER, "other")
 
+caps = st.none() | st.integers(1, 8)
+
 
 @st.composite
 def trees(draw: st.DrawFn) -> Candidates:
@@ -32,6 +35,22 @@ def trees(draw: st.DrawFn) -> Candidates:
     return Candidates(parents=parents, targets=targets, leaves=leaves)
 
 
+def forest(rng: random.Random, size: int) -> Candidates:
+    """Deep and wide, its leaves in any order; now and then a leaf has others below it."""
+    near = rng.randint(1, size)
+    parents = [None] + [
+        rng.choice([None, *range(max(0, node - near), node)]) for node in range(1, size)
+    ]
+    inner = {parent for parent in parents if parent is not None}
+    ends = [node for node in range(size) if node not in inner or rng.random() < 0.02]
+    rng.shuffle(ends)
+    return Candidates(
+        parents=parents,
+        targets=[rng.choice((0, 0, 1, 2, 9)) for _ in range(size)],
+        leaves=[Leaf(node=node, role=rng.choice(ROLES)) for node in ends],
+    )
+
+
 def masked_before(admitted: tuple[Admitted, ...], place: int) -> set[int]:
     return {node for earlier in admitted[:place] for node in earlier.path}
 
@@ -39,6 +58,55 @@ def masked_before(admitted: tuple[Admitted, ...], place: int) -> set[int]:
 def left_on(candidates: Candidates, leaf: Leaf, masked: set[int]) -> int:
     path = path_to(candidates.parents, leaf.node)
     return sum(candidates.targets[node] for node in path if node not in masked)
+
+
+Drawn: TypeAlias = tuple[Leaf, tuple[int, ...], tuple[int, ...]]
+
+
+def drawn(admitted: tuple[Admitted, ...]) -> list[Drawn]:
+    """Leaf, path and fresh nodes of each."""
+    return [(one.leaf, one.path, one.fresh) for one in admitted]
+
+
+def by_the_law(candidates: Candidates, cap: int | None, rng: random.Random) -> list[Drawn]:
+    """The law, word by word: every count from the mask, for every draw."""
+    admitted: list[Drawn] = []
+    masked: set[int] = set()
+    while cap is None or len(admitted) < cap:
+        left = {leaf.node: left_on(candidates, leaf, masked) for leaf in candidates.leaves}
+        for role in CLASS_ORDER:
+            leaves = [leaf for leaf in candidates.leaves if leaf.role == role and left[leaf.node]]
+            if leaves:
+                break
+        else:
+            break
+        tickets = [leaf for leaf in leaves for _ in range(left[leaf.node])]
+        leaf = tickets[rng.randrange(len(tickets))]
+        path = path_to(candidates.parents, leaf.node)
+        fresh = tuple(node for node in path if candidates.targets[node] and node not in masked)
+        masked.update(path)
+        admitted.append((leaf, path, fresh))
+    return admitted
+
+
+@given(st.integers(), st.integers(1, 120), caps)
+def test_what_is_admitted_is_what_the_law_says_draw_by_draw(
+    seed: int, size: int, cap: int | None
+) -> None:
+    candidates = forest(random.Random(seed), size)
+    admitted = admit(candidates, max_trajectories=cap, rng=random.Random(seed))
+    assert drawn(admitted) == by_the_law(candidates, cap, random.Random(seed))
+
+
+@given(st.integers(), st.integers(1, 120), caps)
+def test_what_is_a_trajectorys_own_is_in_no_earlier_one(
+    seed: int, size: int, cap: int | None
+) -> None:
+    candidates = forest(random.Random(seed), size)
+    seen: set[int] = set()
+    for one in admit(candidates, max_trajectories=cap, rng=random.Random(seed)):
+        assert one.own == tuple(node for node in one.path if node not in seen)
+        seen.update(one.path)
 
 
 @given(trees(), st.integers(1, 8), st.integers())
@@ -87,7 +155,7 @@ def test_a_lower_class_is_drawn_only_when_the_higher_have_nothing_left(
 def test_without_a_cap_every_admissible_target_is_admitted(
     candidates: Candidates, seed: int
 ) -> None:
-    admitted = admit(candidates, max_trajectories=1000, rng=random.Random(seed))
+    admitted = admit(candidates, max_trajectories=None, rng=random.Random(seed))
     reachable = {
         node
         for leaf in candidates.leaves
@@ -160,5 +228,17 @@ def test_by_hand_the_cap_leaves_out_what_the_lower_classes_hold() -> None:
         ("main", (0, 1)),
         ("main-summary", (2,)),
     ]
-    everything = admit(candidates, max_trajectories=9, rng=random.Random(0))
+    everything = admit(candidates, max_trajectories=None, rng=random.Random(0))
     assert [one.leaf.role for one in everything] == ["main", "main-summary", "sub-agent"]
+
+
+def test_the_order_of_classes_is_the_callers() -> None:
+    candidates = Candidates(
+        parents=[None, None, None],
+        targets=[3, 4, 5],
+        leaves=[Leaf(node=node, role=role) for node, role in enumerate(("main", "a", "b"))],
+    )
+    admitted = admit(
+        candidates, max_trajectories=None, rng=random.Random(0), class_order=("b", "main")
+    )
+    assert [one.leaf.role for one in admitted] == ["b", "main"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from gyre.contracts.job import ObjectiveSection
 from gyre.core.objective import (
     ExecutionTargets,
     ObjectiveSettings,
@@ -19,6 +22,7 @@ from gyre.core.objective import (
     sequence_ratio,
 )
 from gyre.objective import (
+    OBJECTIVES,
     NonFiniteLoss,
     ObjectiveError,
     Targets,
@@ -133,7 +137,7 @@ def test_a_masked_execution_keeps_its_denominator_and_has_no_gradient() -> None:
     assert policy.grad is not None
     by_target = dict(zip(order, policy.grad.tolist(), strict=True))
     assert result.kept == (False, True)
-    assert result.clip_fraction == 0.5
+    assert (result.num_targets, result.num_clipped) == (3, 2)
     assert by_target == {(0, 0): 0.0, (0, 1): 0.0, (1, 0): -0.5}
 
 
@@ -183,11 +187,28 @@ def test_a_loss_that_is_not_finite_is_refused_before_any_backward() -> None:
         objective_loss(torch.tensor([float("-inf")]), targets, bounds())
 
 
+def test_a_token_loss_that_is_no_number_does_not_hide_behind_the_cap() -> None:
+    """grpo with advantage 0 and a ratio that overflows: 0 times infinity."""
+    far = ExecutionTargets(
+        advantage=0.0, logprobs=(-1.0, -900.0), behaviour_logprobs=(-900.0, -1.0)
+    )
+    policy, targets, _ = tensors([far], 1, seed=0)
+    with pytest.raises(NonFiniteLoss, match="1 token losses"):
+        objective_loss(policy, targets, bounds("grpo"))
+
+
 def test_an_unknown_objective_is_named() -> None:
     batch = [ExecutionTargets(advantage=1.0, logprobs=(-1.0,), behaviour_logprobs=(-1.0,))]
     policy, targets, _ = tensors(batch, 1, seed=0)
-    with pytest.raises(UnknownObjective, match="'ppo'"):
+    with pytest.raises(UnknownObjective, match=r"'ppo'; there are gspo_token, grpo, reinforce"):
         objective_loss(policy, targets, bounds("ppo"))
+
+
+def test_the_registry_is_what_a_job_file_may_name() -> None:
+    named = ObjectiveSection.model_fields["name"].annotation
+    assert tuple(OBJECTIVES) == NAMES == get_args(named)
+    with pytest.raises(ValidationError, match="'gspo_token', 'grpo' or 'reinforce'"):
+        ObjectiveSection.model_validate({"name": "ppo"})
 
 
 def test_logits_are_divided_by_the_recorded_temperature() -> None:
@@ -203,11 +224,17 @@ def test_logits_are_divided_by_the_recorded_temperature() -> None:
 
 def test_mismatch_is_told_by_policy_version() -> None:
     found = mismatches(
-        torch.tensor([-1.0, -2.0, -3.0]),
-        torch.tensor([-1.5, -2.0, -2.0], dtype=torch.float64),
-        torch.tensor([4, 4, 3]),
+        torch.tensor([-1.0, -2.0, -3.0, -4.0]),
+        torch.tensor([-1.5, -2.0, -2.0, -4.0], dtype=torch.float64),
+        torch.tensor([4, 4, 3, 0]),
+        torch.tensor([True, True, True, False]),
     )
     assert [(m.version, m.num_targets, m.mean_abs, m.max_abs) for m in found] == [
         (3, 1, 1.0, 1.0),
         (4, 2, 0.25, 0.5),
+        (None, 1, 0.0, 0.0),
     ]
+    # rho - 1 - log rho at log rho = -1, and at 0.5 and 0.
+    assert [m.mean_kl for m in found[:2]] == pytest.approx(
+        [math.exp(-1), (math.exp(0.5) - 1.5) / 2]
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.core.packing import Bundle, PackedStep, Shape, next_step, pack_all, shape_of
+from gyre.core.packing import WINDOW, Bundle, PackedStep, Shape, next_step, pack_all, shape_of
 
 ROW = 64
 
@@ -57,9 +58,9 @@ def test_all_rows_of_an_execution_are_in_one_micro_step(
 
 
 @given(bundles(), shapes, st.integers(1, 8))
-def test_every_trajectory_is_placed_once(drawn: list[Bundle], shape: Shape, group: int) -> None:
+def test_every_block_is_placed_once(drawn: list[Bundle], shape: Shape, group: int) -> None:
     placed = Counter(
-        (placement.execution, placement.trajectory)
+        (placement.execution, placement.block)
         for step in stream(drawn, shape, group)
         for row in step.rows
         for placement in row
@@ -73,7 +74,7 @@ def test_rows_keep_their_capacity_and_steps_their_number_of_rows(
 ) -> None:
     lengths = {b.execution: b.lengths for b in drawn}
     for step in stream(drawn, shape, group):
-        used = [sum(lengths[p.execution][p.trajectory] for p in row) for row in step.rows]
+        used = [sum(lengths[p.execution][p.block] for p in row) for row in step.rows]
         assert max(used) == step.row_tokens <= shape.longest_tokens
         assert sum(used) == step.num_tokens
         largest = max(step.executions, key=lambda e: sum(lengths[e]))
@@ -97,6 +98,22 @@ def test_packing_goes_on_from_what_was_drawn_and_not_emitted(
 @given(bundles(), shapes)
 def test_packing_is_a_function_of_its_input(drawn: list[Bundle], shape: Shape) -> None:
     assert list(pack_all(drawn, shape)) == list(pack_all(drawn, shape))
+
+
+def test_packing_a_whole_list_is_packing_step_by_step_what_is_left() -> None:
+    rng = random.Random(0)
+    pending = [
+        Bundle(
+            execution=f"e{number}",
+            lengths=tuple(rng.randint(1, ROW) for _ in range(rng.randint(0, 4))),
+        )
+        for number in range(3 * WINDOW)
+    ]
+    shape = shape_of(ROW, 3 * ROW)
+    for step in pack_all(pending, shape):
+        assert step == next_step(pending, shape, closing=True)
+        pending = [bundle for bundle in pending if bundle.execution not in step.executions]
+    assert next_step(pending, shape, closing=True) is None
 
 
 def test_more_is_asked_for_while_little_is_in_hand() -> None:

@@ -225,6 +225,21 @@ def test_an_equal_request_is_a_repeat_and_other_tools_are_named() -> None:
     assert later.fork_reason == "new_attempt"
 
 
+@given(st.text("ab", min_size=1), st.text("ab", min_size=1), st.booleans())
+def test_roots_differ_by_system_text_and_tools_alone(one: str, other: str, tools: bool) -> None:
+    calls, encoder = MatchedCalls(), ToyEncoder()
+    heads = [(one, TOOLS), (one, TOOLS if tools else []), (other, TOOLS)]
+    for place, (system, offered) in enumerate(heads):
+        messages = [
+            Message(role="system", content=system),
+            Message(role="user", content=f"task {place}"),
+        ]
+        plan = calls.matcher.plan(messages, offered, attempt=1, encoder=encoder)
+        calls.record(plan, (7,), None)
+    expected = {(system, bool(offered)) for system, offered in heads}
+    assert len(fold(calls.log).children(None)) == len(expected)
+
+
 def test_a_carried_turn_keeps_its_sampled_tokens() -> None:
     agent = Agent()
     for _ in range(3):

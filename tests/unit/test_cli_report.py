@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gyre.cli.report_files import emulation_in_words, summary_table, write_report
+from gyre.cli.report_files import SECTIONS, emulation_in_words, summary_table, write_report
 from gyre.cli.report_switches import MAX_ROWS
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.events import calls as call_events
@@ -147,9 +147,11 @@ def test_both_files_are_written_and_can_be_read(tmp_path: Path) -> None:
     page.feed((tmp_path / "out" / "run" / "report.html").read_text(encoding="utf-8"))
     page.close()
     assert page.counts["svg"] == 5
-    assert page.counts["h2"] == 7
+    assert page.counts["h2"] == 9
     switches = 1 + min(len(summary["switches"]["each"]), MAX_ROWS) + 2
-    assert page.counts["tr"] == len(summary) - 1 + switches
+    delivery, objective = 1 + STEPS + 1, 1 + STEPS
+    figures = len(summary.keys() - {"switches", *SECTIONS})
+    assert page.counts["tr"] == figures + delivery + objective + switches
     assert page.open == []
 
 

@@ -53,6 +53,11 @@ def test_a_minimal_job_takes_the_papers_defaults() -> None:
     assert (spec.admission.max_trajectories, spec.optimizer.lr) == (5, 1e-6)
 
 
+def test_trajectories_without_a_cap_are_said_by_null() -> None:
+    spec = JobSpec.model_validate(_with("admission.max_trajectories", None))
+    assert spec.admission.max_trajectories is None
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gyre.cli.report_files import dropped_in_words, selection_in_words, summary_table
+from gyre.cli.report_files import (
+    dropped_in_words,
+    selection_in_words,
+    summary_table,
+    zero_weight_in_words,
+)
+from gyre.contracts.events.groups import ExecutionOutcome, GroupClaimed, GroupReady
+from gyre.core.advantage import Outcome, group_advantages
 from gyre.core.report import RunReport
+from gyre.core.selection import Selection
 from gyre.testkit.specs import job_spec
 from gyre.testkit.training_world import JOB, TrainingWorld
 from gyre.testkit.virtual_time import run_virtual
@@ -63,3 +71,41 @@ def test_dropped_groups_are_told_with_their_length() -> None:
         {"num_groups_dropped": 2, "dropped_duration_s": 31.04, "kept_duration_s": None}
     )
     assert words == "2; 31.0 s dropped, none kept"
+
+
+def test_groups_of_zero_weight_are_told_with_the_reason() -> None:
+    selection = Selection()
+    groups = {
+        "trains": (("valid", 0.0), ("valid", 1.0)),
+        "equal": (("valid", 0.5), ("valid", 0.5), ("excluded", None)),
+        "unscored": (("valid", 1.0), ("placeholder", 0.0)),
+        "not-drawn": (("valid", 0.0), ("valid", 0.0)),
+    }
+    for group, outcomes in groups.items():
+        weighed = group_advantages(
+            [Outcome(disposition=how, reward=reward) for how, reward in outcomes], "mean"
+        )
+        selection.fold(
+            GroupReady(
+                group=group,
+                task="t",
+                version=0,
+                lineage=1,
+                outcomes=tuple(
+                    ExecutionOutcome(
+                        execution=f"{group}-{place}", disposition=how, reward=reward, advantage=a
+                    )
+                    for place, ((how, reward), a) in enumerate(
+                        zip(outcomes, weighed.advantages, strict=True)
+                    )
+                ),
+                zero_weight=weighed.zero_weight,
+            )
+        )
+        if group != "not-drawn":
+            selection.fold(GroupClaimed(group=group, batch="b"))
+    summary = selection.summary()
+    assert (summary["num_groups_equal"], summary["num_groups_unscored"]) == (1, 1)
+    assert zero_weight_in_words(summary) == (
+        "2 of 3: 1 of equal rewards, 1 with fewer than two valid rewards"
+    )

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from gyre.contracts.events.calls import RequestRole
 from gyre.core.harness import harness_profile
 from gyre.core.messages import Message
 from gyre.core.origins import Origin, RequestFacts
+from gyre.testkit.matched_calls import MatchedCalls
+from gyre.testkit.toy_encoder import ToyEncoder
 
 SUMMARY = (
     "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n"
@@ -81,6 +84,8 @@ def test_codex_labels_its_requests() -> None:
     assert codex({"request_kind": "compaction"}).role == "main-summary"
     assert codex({"request_kind": "prewarm"}).role == "other"
     assert codex({"thread_source": "thread_title"}).role == "other"
+    assert codex(x_openai_subagent="guardian").role == "other"
+    assert codex(x_openai_subagent="compact") == Origin(role="main-summary")
 
 
 def test_codexs_sub_agents_name_themselves_and_their_parent() -> None:
@@ -104,3 +109,26 @@ def test_a_program_that_says_nothing_is_known_by_the_head_of_its_requests() -> N
     assert origin("command", same_head=False).role == "sub-agent"
     assert origin("command", num_tools=0, json_schema=True).role == "other"
     assert origin("command", json_schema=True).role == "main"
+
+
+def test_a_title_that_is_asked_first_does_not_make_the_main_agent_another_one() -> None:
+    calls, encoder = MatchedCalls(), ToyEncoder()
+
+    def asks(system: str, tools: list[dict[str, Any]], role: RequestRole) -> bool:
+        messages = (Message(role="system", content=system), Message(role="user", content="do it"))
+        is_first = calls.matcher.opening(messages, tools).is_first
+        plan = calls.matcher.plan(messages, tools, attempt=1, encoder=encoder, request_role=role)
+        calls.record(plan, (7, 8), None, request_role=role)
+        return is_first
+
+    tools = [{"type": "function", "function": {"name": "run"}}]
+    asks("name this session", [], "other")
+    assert asks("you are an agent", tools, "main")
+    assert asks("you are an agent", tools, "main")
+    assert not asks("you look things up", tools, "sub-agent")
+
+
+def test_a_profile_says_which_roles_are_trained_and_in_which_order() -> None:
+    papers = ("main", "main-summary", "sub-agent", "sub-agent-summary")
+    for profile in ("llm", "command", "claude-code", "codex", "mini-swe-agent"):
+        assert harness_profile(profile).class_order == papers

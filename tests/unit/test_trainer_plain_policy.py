@@ -22,10 +22,10 @@ def test_the_plain_policy_is_transformers_qwen3(tmp_path: Path, tied: bool) -> N
     policy = PlainPolicy(read_weights(model), json.loads((model / "config.json").read_text()))
     reference = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32)
     executions = make_executions(random.Random(0), count=3, vocab_size=512)
-    for segment in [segment for _, segments in executions for segment in segments]:
+    for path in [path for _, paths in executions for path in paths]:
         with torch.no_grad():
-            logits = reference(torch.tensor([segment.token_ids])).logits[0].log_softmax(-1)
-        targets = torch.tensor(segment.target_positions)
-        chosen = torch.tensor(segment.token_ids)[targets]
+            logits = reference(torch.tensor([path.token_ids])).logits[0].log_softmax(-1)
+        targets = torch.tensor(path.target_positions)
+        chosen = torch.tensor(path.token_ids)[targets]
         expected = logits[targets - 1].gather(1, chosen[:, None])[:, 0]
-        assert (policy.logprobs(segment, 1.0) - expected).abs().max().item() < 1e-5
+        assert (policy.logprobs(path, 1.0) - expected).abs().max().item() < 1e-5

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered
+from gyre.core.microstep import NO_EDGE
 from gyre.core.samples import ExecutionSamples, SampleError, draw_samples
 from gyre.core.tree import Tree, fold
 from gyre.testkit.trajectory_world import Caller, calls_of
@@ -26,17 +27,46 @@ def caller() -> Caller:
     return Caller("x", random.Random(0))
 
 
-def test_a_sample_is_the_exact_path_and_its_targets_are_what_was_sampled() -> None:
+def test_a_block_is_the_exact_path_and_its_targets_are_what_was_sampled() -> None:
     calls = caller()
     last = calls.call(calls.call(None))
     tree = fold(calls.events)
-    (sample,) = draw(tree).samples
-    assert sample.token_ids == tree.path_tokens(last)
+    (block,) = draw(tree).blocks
+    assert block.token_ids == tree.path_tokens(last)
     first, second = (event for event in calls.events if isinstance(event, CallRecorded))
-    targets = [sample.token_ids[place] for place in sample.target_positions]
+    targets = [block.token_ids[place] for place in block.target_positions]
     assert targets == [*first.output_ids, *second.output_ids]
-    assert list(sample.logprobs) == [*first.output_logprobs, *second.output_logprobs]
-    assert list(sample.versions) == [0] * len(targets)
+    assert list(block.logprobs) == [*first.output_logprobs, *second.output_logprobs]
+    assert list(block.versions) == [0] * len(targets)
+
+
+def test_paths_of_one_history_are_one_block_and_roots_are_blocks_of_their_own() -> None:
+    calls = caller()
+    first = calls.call(None)
+    left, right = calls.call(first), calls.call(first, role="sub-agent")
+    alone = calls.call(None, role="sub-agent")
+    tree = fold(calls.events)
+    drawn = draw(tree)
+    shared = tree.num_path_tokens(first)
+    ends = [tree.num_path_tokens(node) for node in (left, right, alone)]
+    assert [len(block.token_ids) for block in drawn.blocks] == [ends[0] + ends[1] - shared, ends[2]]
+    assert [(e.stop - e.start, e.parent) for e in drawn.blocks[0].edges] == [
+        (shared, NO_EDGE),
+        (ends[0] - shared, 0),
+        (ends[1] - shared, 0),
+    ]
+    assert (drawn.num_paths, drawn.num_targets) == (3, 4 * 8)
+
+
+def test_a_tree_larger_than_a_row_is_cut_between_paths_and_repeats_what_they_share() -> None:
+    calls = caller()
+    first = calls.call(None)  # 23 tokens
+    for _ in range(3):
+        calls.call(first)  # 23 more each
+    drawn = draw(fold(calls.events), row_tokens=69)
+    assert [len(block.token_ids) for block in drawn.blocks] == [69, 46]
+    assert [block.num_repeated_tokens for block in drawn.blocks] == [0, 23]
+    assert [len(block.target_positions) for block in drawn.blocks] == [24, 8]
 
 
 def test_an_aborted_call_or_a_title_below_the_last_turn_does_not_hide_it() -> None:
@@ -45,8 +75,8 @@ def test_an_aborted_call_or_a_title_below_the_last_turn_does_not_hide_it() -> No
     calls.call(last, outcome="aborted")
     calls.call(last, role="other")
     tree = fold(calls.events)
-    (sample,) = draw(tree).samples
-    assert sample.token_ids == tree.path_tokens(last)
+    (block,) = draw(tree).blocks
+    assert block.token_ids == tree.path_tokens(last)
 
 
 def test_an_undelivered_call_is_no_target() -> None:
@@ -54,7 +84,7 @@ def test_an_undelivered_call_is_no_target() -> None:
     calls.call(None)
     calls.events.append(CallUndelivered(call="x-c0", execution="x", reason="gone"))
     assert draw(fold(calls.events)) == ExecutionSamples(
-        samples=(), num_targets=0, num_paths_too_long=0, temperature=1.0
+        blocks=(), num_targets=0, num_paths=0, num_paths_too_long=0, temperature=1.0
     )
 
 
@@ -72,7 +102,7 @@ def test_a_path_that_is_too_long_is_dropped_before_admission_and_counted() -> No
     calls.call(first, num_input=5)  # 39
     calls.call(first, num_input=50)  # 84
     drawn = draw(fold(calls.events), row_tokens=40)
-    assert (drawn.num_paths_too_long, len(drawn.samples), drawn.num_targets) == (1, 1, 16)
+    assert (drawn.num_paths_too_long, drawn.num_paths, drawn.num_targets) == (1, 1, 16)
 
 
 def test_records_that_cannot_be_trained_are_named() -> None:
@@ -88,7 +118,7 @@ def test_records_that_cannot_be_trained_are_named() -> None:
             "temperature": 2.0,
         }
     )
-    with pytest.raises(SampleError, match=r"temperatures \[1.0, 2.0\]"):
+    with pytest.raises(SampleError, match=r"temperature 1\.0: call x-c0; 2\.0: call hot"):
         draw(fold([event, hot]))
     broken = event.model_copy(update={"output_logprobs": (float("-inf"),) * 8})
     with pytest.raises(SampleError, match="not finite"):
@@ -102,5 +132,5 @@ def test_versions_are_left_out_when_spans_do_not_cover_the_tokens() -> None:
     calls = caller()
     calls.call(None)
     (event,) = calls.events
-    (sample,) = draw(fold([event.model_copy(update={"spans": ()})])).samples
-    assert len(sample.versions) == 0
+    (block,) = draw(fold([event.model_copy(update={"spans": ()})])).blocks
+    assert len(block.versions) == 0

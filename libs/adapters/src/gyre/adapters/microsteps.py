@@ -1,10 +1,13 @@
 """Bytes of a micro-step: a NumPy .npz whose bytes depend on the contents alone, so that its digest
 names it. Read without pickle.
 
-Arrays (n segments, t tokens, k targets): meta uint8 (JSON of the scalars and executions),
-row_segments int64 [rows], segment_execution/segment_tokens/segment_targets int64 [n],
-segment_versioned bool [n], token_ids int64 [t], target_positions int64 [k],
-behaviour_logprobs float64 [k], versions int64 [k of versioned segments].
+Arrays (n blocks, e edges, t tokens, k targets): meta uint8 (JSON of the scalars and executions),
+row_blocks int64 [rows], block_execution/block_tokens/block_edges/block_targets/block_repeated int64
+[n], block_versioned bool [n], edge_stops/edge_parents int64 [e] (as in `Edge`, an edge starts where
+the one before it stops), token_ids int64 [t], target_positions int64 [k], behaviour_logprobs
+float64 [k], versions int64 [k of versioned blocks].
+
+Schema 1 had `segments` in place of blocks, each one path; it is still read.
 """
 
 from __future__ import annotations
@@ -15,40 +18,53 @@ import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
-from gyre.core.microstep import ExecutionInfo, MicroStep, MicroStepError, Row, Segment
+from gyre.core.microstep import (
+    NO_EDGE,
+    Edge,
+    ExecutionInfo,
+    MicroStep,
+    MicroStepError,
+    Row,
+    TreeBlock,
+)
 
-_SCHEMA = 1
+_SCHEMA = 2
+_FLAT_SCHEMA = 1
 
 
 def encode_microstep(step: MicroStep) -> bytes:
     """The same micro-step gives the same bytes in every process: zip members carry no time."""
-    segments = step.segments
+    blocks = step.blocks
     meta = {
         "schema": _SCHEMA,
         "batch": step.batch,
         "index": step.index,
         "row_tokens": step.row_tokens,
+        "window_rows": step.window_rows,
         "normalizer": step.normalizer,
         "executions": [asdict(info) for info in step.executions],
     }
+    logprobs = chain.from_iterable(block.behaviour_logprobs for block in blocks)
     arrays = {
         "meta": np.frombuffer(json.dumps(meta, sort_keys=True).encode(), dtype=np.uint8),
-        "row_segments": _integers(len(row.segments) for row in step.rows),
-        "segment_execution": _integers(segment.execution for segment in segments),
-        "segment_tokens": _integers(len(segment.token_ids) for segment in segments),
-        "segment_targets": _integers(len(segment.target_positions) for segment in segments),
-        "segment_versioned": np.array([bool(segment.versions) for segment in segments], dtype=bool),
-        "token_ids": _integers(token for segment in segments for token in segment.token_ids),
-        "target_positions": _integers(p for segment in segments for p in segment.target_positions),
-        "behaviour_logprobs": np.array(
-            [value for segment in segments for value in segment.behaviour_logprobs], np.float64
-        ),
-        "versions": _integers(v for segment in segments for v in segment.versions),
+        "row_blocks": _integers(len(row.blocks) for row in step.rows),
+        "block_execution": _integers(block.execution for block in blocks),
+        "block_tokens": _integers(len(block.token_ids) for block in blocks),
+        "block_edges": _integers(len(block.edges) for block in blocks),
+        "block_targets": _integers(len(block.target_positions) for block in blocks),
+        "block_repeated": _integers(block.num_repeated_tokens for block in blocks),
+        "block_versioned": np.array([bool(block.versions) for block in blocks], dtype=bool),
+        "edge_stops": _integers(edge.stop for block in blocks for edge in block.edges),
+        "edge_parents": _integers(edge.parent for block in blocks for edge in block.edges),
+        "token_ids": _integers(chain.from_iterable(b.token_ids for b in blocks)),
+        "target_positions": _integers(chain.from_iterable(b.target_positions for b in blocks)),
+        "behaviour_logprobs": np.fromiter(logprobs, dtype=np.float64),
+        "versions": _integers(chain.from_iterable(block.versions for block in blocks)),
     }
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
@@ -61,6 +77,8 @@ def decode_microstep(payload: bytes) -> MicroStep:
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(arrays["meta"].tobytes())
+        if meta["schema"] == _FLAT_SCHEMA:
+            meta, arrays = _from_flat(meta, arrays)
         return _assemble(meta, arrays)
     except MicroStepError:
         raise
@@ -73,44 +91,71 @@ def microstep_digest(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def _from_flat(
+    meta: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Schema 1 as schema 2: a segment is a block of one edge, and all rows are one forward unit."""
+    num_segments = len(arrays["segment_tokens"])
+    blocks = {
+        f"block_{name}": arrays[f"segment_{name}"]
+        for name in ("execution", "tokens", "targets", "versioned")
+    }
+    edges = {
+        "block_edges": np.ones(num_segments, dtype=np.int64),
+        "block_repeated": np.zeros(num_segments, dtype=np.int64),
+        "edge_stops": arrays["segment_tokens"],
+        "edge_parents": np.full(num_segments, NO_EDGE, dtype=np.int64),
+    }
+    rows = arrays["row_segments"]
+    window = {"schema": _SCHEMA, "window_rows": max(1, len(rows))}
+    return {**meta, **window}, {**arrays, **blocks, **edges, "row_blocks": rows}
+
+
 def _assemble(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> MicroStep:
     if meta["schema"] != _SCHEMA:
-        raise MicroStepError(f"micro-step of schema {meta['schema']}, this program reads {_SCHEMA}")
-    segments = _segments(arrays)
+        raise MicroStepError(
+            f"micro-step of schema {meta['schema']}, this program reads {_SCHEMA} and older"
+        )
+    blocks = _blocks(arrays)
     rows = tuple(
-        Row(segments=tuple(islice(segments, count))) for count in arrays["row_segments"].tolist()
+        Row(blocks=tuple(islice(blocks, count))) for count in arrays["row_blocks"].tolist()
     )
     return MicroStep(
         batch=meta["batch"],
         index=meta["index"],
         row_tokens=meta["row_tokens"],
+        window_rows=meta["window_rows"],
         normalizer=meta["normalizer"],
         executions=tuple(ExecutionInfo(**info) for info in meta["executions"]),
         rows=rows,
     )
 
 
-def _segments(arrays: Mapping[str, Any]) -> Iterator[Segment]:
-    tokens, positions = arrays["token_ids"].tolist(), arrays["target_positions"].tolist()
-    logprobs, versions = arrays["behaviour_logprobs"].tolist(), arrays["versions"].tolist()
-    token, target, version = 0, 0, 0
-    for execution, num_tokens, num_targets, versioned in zip(
-        arrays["segment_execution"].tolist(),
-        arrays["segment_tokens"].tolist(),
-        arrays["segment_targets"].tolist(),
-        arrays["segment_versioned"].tolist(),
-        strict=True,
+def _blocks(arrays: Mapping[str, Any]) -> Iterator[TreeBlock]:
+    flat = ("token_ids", "target_positions", "behaviour_logprobs", "versions")
+    tokens, positions, logprobs, versions = (iter(arrays[name].tolist()) for name in flat)
+    edges = zip(arrays["edge_stops"].tolist(), arrays["edge_parents"].tolist(), strict=True)
+    by_block = ("execution", "tokens", "edges", "targets", "repeated", "versioned")
+    for execution, num_tokens, num_edges, num_targets, num_repeated, versioned in zip(
+        *(arrays[f"block_{name}"].tolist() for name in by_block), strict=True
     ):
-        num_versions = num_targets if versioned else 0
-        yield Segment(
+        yield TreeBlock(
             execution=execution,
-            token_ids=tuple(tokens[token : token + num_tokens]),
-            target_positions=tuple(positions[target : target + num_targets]),
-            behaviour_logprobs=tuple(logprobs[target : target + num_targets]),
-            versions=tuple(versions[version : version + num_versions]),
+            token_ids=tuple(islice(tokens, num_tokens)),
+            edges=_edges(islice(edges, num_edges)),
+            target_positions=tuple(islice(positions, num_targets)),
+            behaviour_logprobs=tuple(islice(logprobs, num_targets)),
+            versions=tuple(islice(versions, num_targets if versioned else 0)),
+            num_repeated_tokens=num_repeated,
         )
-        token, target = token + num_tokens, target + num_targets
-        version += num_versions
+
+
+def _edges(stops_and_parents: Iterable[tuple[int, int]]) -> tuple[Edge, ...]:
+    edges: list[Edge] = []
+    for stop, parent in stops_and_parents:
+        start = edges[-1].stop if edges else 0
+        edges.append(Edge(start=start, stop=stop, parent=parent))
+    return tuple(edges)
 
 
 def _integers(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

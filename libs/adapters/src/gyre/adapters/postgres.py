@@ -10,13 +10,16 @@ rows end, and a sequence that was folded once is refused the second time.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import psycopg
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, select, text
+from psycopg import sql
+from sqlalchemy import Connection, Table, create_engine, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.url import URL
@@ -69,6 +72,11 @@ def connect(text_url: str) -> AsyncEngine:
     )
 
 
+class CheckpointMoved(DatabaseError):
+    """The projection's checkpoint is not where its rows were made from: somebody else writes them,
+    or wants them made anew."""
+
+
 class Projector:
     """Checkpoints of projections, in the same database as their rows."""
 
@@ -83,25 +91,64 @@ class Projector:
         return 0 if found is None else int(found)
 
     @asynccontextmanager
-    async def transaction(self, name: str, sequence: int) -> AsyncIterator[AsyncConnection]:
+    async def transaction(
+        self, name: str, sequence: int, *, after: int | None = None
+    ) -> AsyncIterator[AsyncConnection]:
         """Commits what is written inside together with the checkpoint; an exception undoes both.
 
-        Raises AlreadyProjected, before the body, when the checkpoint is at `sequence` or past it.
-        The checkpoint's row stays locked inside: two projectors of one name take turns.
+        after: the checkpoint that the caller's own state is of, 0 for none; with it what is written
+        may build on that state. Raises, before the body, CheckpointMoved when the checkpoint is
+        elsewhere, and without `after` AlreadyProjected when it is at `sequence` or past it. The
+        checkpoint's row stays locked inside: two projectors of one name take turns.
         """
-        statement = insert(projection_checkpoints).values(name=name, sequence=sequence)
-        statement = statement.on_conflict_do_update(
-            index_elements=["name"],
-            set_={"sequence": statement.excluded.sequence},
-            where=projection_checkpoints.c.sequence < statement.excluded.sequence,
-        )
-        async with self._engine.begin() as connection:
-            advanced = await connection.scalar(
-                statement.returning(projection_checkpoints.c.sequence)
+        column = projection_checkpoints.c
+        statement: Any
+        if after:
+            statement = update(projection_checkpoints).values(sequence=sequence)
+            statement = statement.where(column.name == name, column.sequence == after)
+        else:
+            new = insert(projection_checkpoints).values(name=name, sequence=sequence)
+            below = column.sequence < new.excluded.sequence
+            statement = new.on_conflict_do_update(
+                index_elements=["name"],
+                set_={"sequence": new.excluded.sequence},
+                where=below if after is None else column.sequence == after,
             )
-            if advanced is None:
+        async with self._engine.begin() as connection:
+            advanced = await connection.scalar(statement.returning(column.sequence))
+            if advanced is None and after is None:
                 raise AlreadyProjected(f"{name} has already projected sequence {sequence}")
+            if advanced is None:
+                raise CheckpointMoved(f"the checkpoint of {name} is not at {after} any more")
             yield connection
+
+
+async def copy_rows(
+    connection: AsyncConnection, table: Table, rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Adds new rows with COPY, in the connection's transaction; several times as fast as INSERT.
+
+    Each row has every column of `table`. Raises DatabaseError, also for a row that is there.
+    """
+    columns = [column.name for column in table.columns]
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)")
+    dialect = connection.dialect
+    types = [column.type.compile(dialect).lower() for column in table.columns]
+    raw = await connection.get_raw_connection()
+    driver: psycopg.AsyncConnection[Any] | None = raw.driver_connection
+    assert driver is not None
+    try:
+        async with (
+            driver.cursor() as cursor,
+            cursor.copy(statement.format(sql.Identifier(table.name), names)) as copy,
+        ):
+            copy.set_types(types)
+            for row in rows:
+                await copy.write_row([row[name] for name in columns])
+    except psycopg.Error as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DatabaseError(f"COPY into {table.name}: {reason}") from error
 
 
 def migrate(text_url: str, *, deadline_s: float = CONNECT_DEADLINE_S) -> None:

@@ -7,11 +7,15 @@ against each other.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
+from typing import Any, Literal
 
-import numpy as np
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
+    Boolean,
     Column,
     Double,
     Index,
@@ -68,8 +72,28 @@ executions = Table(
     Index("executions_job_group", "job", "group_id"),
 )
 
-# One row a message's token segment. token_ids: int32 little endian; logprobs: float32 little
-# endian, as many, null for what the policy did not sample. position: tokens before this segment.
+# One row an execution that has called. num_nodes, num_calls: of the rows below; sealed: nothing
+# follows; damaged: why its records do not make a tree, null while they do.
+trees = Table(
+    "trees",
+    metadata,
+    Column("execution", Text, primary_key=True),
+    Column("job", Text, nullable=False),
+    Column("num_nodes", Integer, nullable=False),
+    Column("num_calls", Integer, nullable=False),
+    Column("sealed", Boolean, nullable=False),
+    Column("damaged", Text),
+    Index("trees_job", "job"),
+)
+
+# One row a message's token segment. ordinal: its place among the execution's nodes, in the order of
+# the log. kind: `input` or `sampled`. provenance: `external` for what the policy read, else the
+# status of the call that sampled it; only `committed` ones may be trained. call_id: the call that
+# brought the node. token_ids: int32 little endian; logprobs: float64 little endian, as many.
+# position: tokens before this segment. known_by: keys of an input's texts. Null for inputs:
+# logprobs, fork_reason, and the call's attempt, request_role, agents, temperature. caused_by: the
+# sampled node that made the program ask for this one, cause: how (`gyre.core.causes`), null for
+# what goes on where it was; known once the calls are sealed.
 tree_nodes = Table(
     "tree_nodes",
     metadata,
@@ -86,25 +110,48 @@ tree_nodes = Table(
     Column("fork_reason", Text),
     Column("position", Integer, nullable=False),
     Column("spans", JSONB, nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("known_by", ARRAY(LargeBinary), nullable=False),
+    Column("attempt", Integer),
+    Column("request_role", Text),
+    Column("agent", Text),
+    Column("parent_agent", Text),
+    Column("temperature", Double),
+    Column("caused_by", Text),
+    Column("cause", Text),
     Index("tree_nodes_parent", "execution", "parent"),
 )
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
     """int32 little endian, 4 bytes a token. Raises OverflowError for an id that does not fit."""
-    return np.asarray(token_ids, dtype="<i4").tobytes()
+    return _little(array("i", token_ids))
 
 
-def tokens_of(data: bytes) -> list[int]:
+def tokens_of(data: bytes) -> array[int]:
     """The inverse of `token_bytes`. Raises ValueError when the length is no multiple of 4."""
-    return [int(token) for token in np.frombuffer(data, dtype="<i4")]
+    return _from_little("i", data)
 
 
 def logprob_bytes(logprobs: Sequence[float]) -> bytes:
-    """float32 little endian, 4 bytes a token."""
-    return np.asarray(logprobs, dtype="<f4").tobytes()
+    """float64 little endian, 8 bytes a token: as exact as the log."""
+    return _little(array("d", logprobs))
 
 
-def logprobs_of(data: bytes) -> list[float]:
-    """The inverse of `logprob_bytes`, as the nearest float32."""
-    return [float(logprob) for logprob in np.frombuffer(data, dtype="<f4")]
+def logprobs_of(data: bytes) -> array[float]:
+    """The inverse of `logprob_bytes`. Raises ValueError when the length is no multiple of 8."""
+    return _from_little("d", data)
+
+
+def _little(values: array[Any]) -> bytes:
+    """values: nobody else's."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _from_little(kind: Literal["i", "d"], data: bytes) -> array[Any]:
+    values: array[Any] = array(kind, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

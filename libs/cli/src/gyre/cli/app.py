@@ -20,6 +20,7 @@ from gyre.cli import (
     run_commands,
     simulate_commands,
     stack_commands,
+    tree_command,
     whatif_command,
 )
 from gyre.cli.errors import CommandError
@@ -37,6 +38,7 @@ app.add_typer(cells_commands.app, name="cells")
 run_commands.register(app)
 explain_commands.register(app)
 forks_command.register(app)
+tree_command.register(app)
 archive_commands.register(app)
 bench_commands.register(app)
 simulate_commands.register(app)

@@ -67,7 +67,7 @@ async def _export(job: str, home: Path, path: Path, hider: Hider, calls: bool) -
             job=run.job,
             release=importlib.metadata.version("gyre-cli"),
             facts=run.facts(),
-            calls=run.calls() if calls else _nothing(),
+            calls=run.calls(whole=True) if calls else _nothing(),
             hider=hider,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +42,7 @@ def forks(
         console.print(_reasons(name, report))
         console.print(_executions(report))
     typer.echo(summary_line(report))
-    for line in alarm_lines(report):
+    for line in alarm_lines(report.alarms):
         typer.echo(line)
 
 
@@ -73,9 +73,9 @@ def summary_line(report: ForkReport) -> str:
     )
 
 
-def alarm_lines(report: ForkReport) -> Iterator[str]:
+def alarm_lines(alarms: Iterable[str]) -> Iterator[str]:
     """One warning line each."""
-    yield from (f"warning: {alarm}" for alarm in report.alarms)
+    yield from (f"warning: {alarm}" for alarm in alarms)
 
 
 def _reasons(job: str, report: ForkReport) -> Table:

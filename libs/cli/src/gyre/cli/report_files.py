@@ -10,9 +10,16 @@ from typing import Any
 
 from rich.table import Table
 
+from gyre.cli.report_delivery import delivery_html
+from gyre.cli.report_objective import mismatch_in_words, objective_html
 from gyre.cli.report_switches import switches_html
 from gyre.core.report import RunReport, Score
 
+# Keys of the summary that have a section of their own in the page.
+SECTIONS = (
+    *("delivery_by_step", "quarantined", "objective_by_step", "mismatch_by_version"),
+    *("ratio_edges", "ratio_counts", "token_ratio_counts"),
+)
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em}"
     "table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;"
@@ -43,17 +50,24 @@ def summary_table(report: RunReport) -> Table:
         *("steps", "executions", "calls", "calls_rerouted", "calls_failed"),
         *("malformed_tool_calls", "forks", "unexplained_forks", "role_changes"),
         *("cells_that_trained", "mean_staleness", "expected_staleness"),
-        *("sampled_tokens", "trained_tokens", "clip_low", "clip_high", "wall_s"),
+        *("sampled_tokens", "trained_tokens", "delivered_share"),
+        *("tokens_forwarded", "tokens_saved", "clip_low", "clip_high", "wall_s"),
     ):
         table.add_row(key.replace("_", " "), _value(summary[key]))
     fractions = summary["clip_fraction"]
     if fractions:
         mean = sum(fractions) / len(fractions)
         table.add_row("clip fraction, mean and last", f"{mean:.3f}, {fractions[-1]:.3f}")
+    if report.objective.skipped:
+        table.add_row("steps not applied", str(summary["steps_skipped"]))
+    if mismatches := report.objective.mismatches():
+        table.add_row("mismatch, last versions", mismatch_in_words(mismatches[-3:]))
     if summary["num_surplus"]:
         table.add_row("surplus executions, mean length", selection_in_words(summary))
     if summary["num_groups_dropped"]:
         table.add_row("groups dropped as stale, mean length", dropped_in_words(summary))
+    if summary["num_groups_equal"] or summary["num_groups_unscored"]:
+        table.add_row("groups of zero weight", zero_weight_in_words(summary))
     if summary["emulation"]:
         table.add_row("emulated speeds", emulation_in_words(summary["emulation"]))
     return table
@@ -69,6 +83,15 @@ def dropped_in_words(summary: Mapping[str, Any]) -> str:
     """Dropped groups and how long their executions had run, beside those that were kept."""
     dropped, kept = (_seconds(summary[f"{name}_duration_s"]) for name in ("dropped", "kept"))
     return f"{summary['num_groups_dropped']}; {dropped} dropped, {kept} kept"
+
+
+def zero_weight_in_words(summary: Mapping[str, Any]) -> str:
+    """Groups that counted as one of a step's B and trained nothing, and why."""
+    equal, unscored = summary["num_groups_equal"], summary["num_groups_unscored"]
+    why = [f"{equal} of equal rewards"] if equal else []
+    if unscored:
+        why.append(f"{unscored} with fewer than two valid rewards")
+    return f"{equal + unscored} of {summary['num_groups_drawn']}: {', '.join(why)}"
 
 
 def _seconds(value: float | None) -> str:
@@ -103,13 +126,17 @@ def _page(report: RunReport, summary: dict[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(key)}</td><td>{html.escape(_value(value))}</td></tr>"
         for key, value in summary.items()
-        if key != "switches"
+        if key not in ("switches", *SECTIONS)
     )
     figures = "".join(f"<h2>{html.escape(title)}</h2>{svg}" for title, svg in plots(report).items())
     title = html.escape(f"Gyre run {report.job}")
     speeds = summary["emulation"]
     emulated = f"<p>Emulated speeds: {emulation_in_words(speeds)}.</p>" if speeds else ""
-    sections = f"{emulated}{_measured(report)}{switches_html(report)}{figures}"
+    objective = objective_html(report.objective)
+    delivered = delivery_html(report.deliveries)
+    sections = (
+        f"{emulated}{_measured(report)}{delivered}{objective}{switches_html(report)}{figures}"
+    )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>Held-out reward before: "

@@ -13,17 +13,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.cli import instants
 from gyre.cli.errors import CommandError
 from gyre.cli.forks_command import alarm_lines
 from gyre.cli.instants import Cut, parse_instant
 from gyre.cli.options import DEFAULT_HOME, Home
+from gyre.cli.report_delivery import delivery_table, quarantine_table
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
+from gyre.cli.report_objective import objective_table, skip_lines, write_executions
 from gyre.cli.report_switches import switches_table
 from gyre.cli.runs import File, JobOrNone, Run, fold_report, open_run
 from gyre.core.explain import Difference, Recheck, RunClock, RunTimes, waiting_for
 from gyre.core.report import RunReport
 from gyre.core.scheduling import JobState, evolve
+from gyre.embedded.paths import StackPaths
 
 console = Console()
 
@@ -134,11 +138,23 @@ def report(
         typer.echo(json.dumps(summary, indent=2))
         return
     console.print(summary_table(folded))
+    if folded.deliveries.steps:
+        console.print(delivery_table(folded.deliveries))
+    if folded.deliveries.quarantined:
+        console.print(quarantine_table(folded.deliveries))
+    if folded.objective.steps:
+        console.print(objective_table(folded.objective))
     if folded.switches.rows:
         console.print(switches_table(folded))
-    for line in alarm_lines(folded.fork_report()):
+    for line in [*skip_lines(folded.objective), *alarm_lines(folded.alarms())]:
         typer.echo(line)
+    blobs = DirectoryBlobStore(StackPaths.of(home).home / "blobs")
+    executions = directory / "executions.jsonl"
+    num_written, num_recorded = write_executions(folded.objective, blobs, executions)
     console.print(f"report: {directory / 'report.html'}", highlight=False)
+    if num_recorded:
+        told = f"s_i and m_i of {num_written} of {num_recorded} steps' executions: {executions}"
+        console.print(told, highlight=False)
 
 
 async def _report(job: str | None, home: Path, file: Path | None) -> RunReport:

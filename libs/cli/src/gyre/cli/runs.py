@@ -17,7 +17,7 @@ from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.base import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
-from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.journal import EventLost, Fact, Journal
 from gyre.cli.client import nats_url
 from gyre.cli.errors import CommandError
 from gyre.contracts import subjects
@@ -41,8 +41,13 @@ class Run(Protocol):
         """The facts in order, up to stream sequence `until`."""
         ...
 
-    def calls(self) -> AsyncIterator[Fact]:
-        """The calls in order; none when the file was exported without."""
+    def calls(self, *, whole: bool = False) -> AsyncIterator[Fact]:
+        """The calls in order; none when the file was exported without. What is lost of them is
+        passed over with a warning; whole: it is an error instead."""
+        ...
+
+    def calls_of(self, execution: str) -> AsyncIterator[Fact]:
+        """One execution's calls in order. Raises EventLost at one that is lost."""
         ...
 
 
@@ -57,8 +62,17 @@ class LoggedRun:
     def facts(self, until: int | None = None) -> AsyncIterator[Fact]:
         return self.journal.read(Stream.FACTS, (subjects.all_facts(self.job),), until=until)
 
-    def calls(self) -> AsyncIterator[Fact]:
-        return self.journal.read(Stream.CALLS, (subjects.all_calls(self.job),))
+    def calls(self, *, whole: bool = False) -> AsyncIterator[Fact]:
+        lost = None if whole else _passed_over
+        return self.journal.read(Stream.CALLS, (subjects.all_calls(self.job),), lost=lost)
+
+    def calls_of(self, execution: str) -> AsyncIterator[Fact]:
+        return self.journal.read(Stream.CALLS, (subjects.calls(self.job, execution),))
+
+
+def _passed_over(error: EventLost) -> None:
+    """What else the run holds is told all the same."""
+    typer.echo(f"warning: passed over: {error}", err=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,11 +90,17 @@ class RecordedRun:
                     return
                 yield fact
 
-    async def calls(self) -> AsyncIterator[Fact]:
+    async def calls(self, *, whole: bool = False) -> AsyncIterator[Fact]:
         with _blaming(self.path):
             for stream, fact in read_archive(self.path):
                 if stream == "calls":
                     yield fact
+
+    async def calls_of(self, execution: str) -> AsyncIterator[Fact]:
+        wanted = subjects.calls(self.job, execution)
+        async for fact in self.calls():
+            if fact.envelope.aggregate == wanted:
+                yield fact
 
 
 def import_path(home: Path, job: str) -> Path:

@@ -111,16 +111,22 @@ class CellsSection(Section):
 
 
 class AdmissionSection(Section):
-    """max_trajectories: J_max, the most trajectories one execution may contribute.
+    """max_trajectories: J_max, the most trajectories an execution may contribute; null: every leaf.
     row_tokens: longest trainable path; longer ones are dropped before admission and counted."""
 
-    max_trajectories: Positive = 5
+    max_trajectories: Positive | None = 5
     row_tokens: Positive = 131_072
     tokens_per_micro_step: Positive = 131_072
 
 
 class ObjectiveSection(Section):
-    """Bounds of eq. (5)-(6): the sequence mask, the token weight's cap and the token loss's cap."""
+    """Bounds of eq. (5)-(6): the sequence mask, the token weight's cap and the token loss's cap.
+
+    max_mismatch: a step is not applied when the targets of one policy version differ by more than
+    this between trainer and engine: mean |log pi - behaviour logprob|, nats a target. Left out
+    there is no bound; the mismatch is reported all the same.
+    max_skipped_steps: the job ends, failed, after so many steps in a row that were not applied, for
+    a mismatch or because loss or gradient were not finite: executions are spent on nothing."""
 
     name: Literal["gspo_token", "grpo", "reinforce"] = "gspo_token"
     clip_low: PositiveFloat = 0.995
@@ -128,6 +134,8 @@ class ObjectiveSection(Section):
     token_weight_cap: PositiveFloat = 5.0
     loss_cap: PositiveFloat = 100.0
     advantage: Literal["mean_std", "mean"] = "mean_std"
+    max_mismatch: PositiveFloat | None = None
+    max_skipped_steps: Positive = 3
 
     @model_validator(mode="after")
     def _bounds_enclose_one(self) -> ObjectiveSection:

@@ -20,6 +20,8 @@ AdvantageKind = Literal["mean_std", "mean"]
 # Rewards closer than this are the same reward: dividing rounding noise by its own standard
 # deviation would make full-size advantages of it.
 REWARD_RESOLUTION = 1e-9
+# Valid rewards without which a group says nothing about its executions.
+LEAST_VALID = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def group_advantages(outcomes: Sequence[Outcome], kind: AdvantageKind) -> GroupA
     """
     baseline = [_reward(outcome) for outcome in outcomes if outcome.in_baseline]
     num_valid = sum(outcome.disposition == "valid" for outcome in outcomes)
-    if num_valid < 2 or max(baseline) - min(baseline) <= REWARD_RESOLUTION:
+    if num_valid < LEAST_VALID or max(baseline) - min(baseline) <= REWARD_RESOLUTION:
         return GroupAdvantages(advantages=(0.0,) * len(outcomes), zero_weight=True)
     mean = math.fsum(baseline) / len(baseline)
     scale = _scale(baseline, mean, kind)

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gyre.contracts.events.calls import RequestRole
+from gyre.core.admission import CLASS_ORDER
 from gyre.core.origins import (
     ReadOrigin,
     claude_code_origin,
@@ -101,11 +103,13 @@ class MiniSweAgentSettings(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessProfile:
     """name: as the job file says it. settings: the model that `harness.settings` must fit.
-    origin: reads a request's role and agent out of what the harness shows."""
+    origin: reads a request's role and agent out of what the harness shows. class_order: the roles
+    that are admitted to training, the highest first."""
 
     name: str
     settings: type[BaseModel]
     origin: ReadOrigin
+    class_order: tuple[RequestRole, ...] = CLASS_ORDER
 
     def check(self, settings: dict[str, Any]) -> BaseModel:
         """The settings, typed. Raises ValueError with one line that names the field."""

@@ -1,12 +1,17 @@
 """The micro-step: the unit of training work that one cell claims. Whole executions only.
 
 The trajectory service produces it, a trainer consumes it. s_i and m_i of eq. (5) need every target
-of an execution before the first backward, so an execution's segments never span two micro-steps;
-a micro-step therefore is one forward unit, and any trainer can work on it alone.
+of an execution before the first backward, so an execution's blocks never span two micro-steps, and
+any trainer can work on a micro-step alone.
+
+An execution's admitted paths come as trees: each shared prefix once, depth-first. Two paths
+[5, 6, 7] and [5, 6, 8, 9] are one block of tokens 5 6 7 8 9 and edges (5 6), (7), (8 9), the last
+two below the first. A single path is a block of one edge.
 
 Invariants, checked at construction:
-- every target of an execution is here: the targets of its segments add up to its `num_targets`;
-- a target has a predecessor (position > 0): the logits at position t-1 predict token t;
+- every target of an execution is here: the targets of its blocks add up to its `num_targets`;
+- a target has a predecessor on its root path, whose logits predict it;
+- a block's edges cover its tokens without a gap, depth-first, parents first;
 - a row holds at most `row_tokens` tokens.
 """
 
@@ -17,6 +22,9 @@ import math
 from dataclasses import dataclass
 
 MicroStepProblem = str
+
+# `Edge.parent` of a root's edge.
+NO_EDGE = -1
 
 
 class MicroStepError(ValueError):
@@ -39,40 +47,96 @@ class ExecutionInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """One trajectory: a root-to-leaf path and the targets frozen when it was drawn.
+class Edge:
+    """A run of tokens with no branch inside: start..stop of the block's token_ids, stop > start.
 
-    execution: index into the micro-step's executions. target_positions: ascending indices into
-    `token_ids`. behaviour_logprobs (natural log) and versions (policy version that sampled the
-    token; empty when not known) are aligned with target_positions.
+    parent: index of the edge above among the block's edges, less than its own; NO_EDGE at a root.
+    """
+
+    start: int
+    stop: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBlock:
+    """All or a part of one execution's admitted paths, each shared prefix once.
+
+    execution: index into the micro-step's executions. token_ids: flat, depth-first.
+    target_positions: ascending indices into token_ids. behaviour_logprobs (natural log) and
+    versions (policy version that sampled the token; empty when not known) are aligned with it.
+    num_repeated_tokens: where a tree was too large for a row, the first tokens of the block that
+    another block of the execution carries too; context here, without targets.
     """
 
     execution: int
     token_ids: tuple[int, ...]
+    edges: tuple[Edge, ...]
     target_positions: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
     versions: tuple[int, ...] = ()
+    num_repeated_tokens: int = 0
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """By edge: the position on its root path of its first token."""
+        depths: list[int] = []
+        for edge in self.edges:
+            if edge.parent == NO_EDGE:
+                depths.append(0)
+            else:
+                above = self.edges[edge.parent]
+                depths.append(depths[edge.parent] + above.stop - above.start)
+        return tuple(depths)
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Indices of the edges that nothing hangs below: one for each path."""
+        inner = {edge.parent for edge in self.edges}
+        return tuple(number for number in range(len(self.edges)) if number not in inner)
+
+    def path(self, edge: int) -> tuple[int, ...]:
+        """Flat indices from the root to the end of `edge`: the path's tokens in their order."""
+        runs: list[range] = []
+        while edge != NO_EDGE:
+            run = self.edges[edge]
+            runs.append(range(run.start, run.stop))
+            edge = run.parent
+        return tuple(itertools.chain.from_iterable(reversed(runs)))
+
+    @property
+    def predecessors(self) -> tuple[int, ...]:
+        """By target: the flat index of the token before it on its root path."""
+        before = {
+            edge.start: self.edges[edge.parent].stop - 1
+            for edge in self.edges
+            if edge.parent != NO_EDGE
+        }
+        return tuple(before.get(place, place - 1) for place in self.target_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Segments packed behind one another; attention never crosses from one to the next."""
+    """Blocks packed behind one another; attention never crosses from one to the next."""
 
-    segments: tuple[Segment, ...]
+    blocks: tuple[TreeBlock, ...]
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(segment.token_ids) for segment in self.segments)
+        return sum(len(block.token_ids) for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
-    """batch, index: its name. row_tokens: S, a row's capacity. normalizer: B*N of eq. (6), raw
-    executions of the whole batch, the same in each of the batch's micro-steps."""
+    """batch, index: its name. row_tokens: S, a row's capacity. window_rows: rows that a trainer has
+    to hold in one forward unit; where there are more, s_i and m_i come from a forward-only pass.
+    normalizer: B*N of eq. (6), raw executions of the whole batch, the same in each of the batch's
+    micro-steps."""
 
     batch: str
     index: int
     row_tokens: int
+    window_rows: int
     normalizer: int
     executions: tuple[ExecutionInfo, ...]
     rows: tuple[Row, ...]
@@ -83,32 +147,55 @@ class MicroStep:
             raise MicroStepError(f"micro-step {self.index} of batch {self.batch}: {problem}")
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for row in self.rows for segment in row.segments)
+    def blocks(self) -> tuple[TreeBlock, ...]:
+        return tuple(block for row in self.rows for block in row.blocks)
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that the rows carry: each execution's unique ones, and what splits repeat."""
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_repeated_tokens(self) -> int:
+        """Those of `num_tokens` that are in a row only because a tree was split."""
+        return sum(block.num_repeated_tokens for block in self.blocks)
+
+    @property
+    def num_paths(self) -> int:
+        return sum(len(block.leaves) for block in self.blocks)
+
+    @property
+    def num_path_tokens(self) -> int:
+        """What the rows would carry with every path laid flat, prefixes as often as they occur."""
+        return sum(map(_flat_tokens, self.blocks))
 
     @property
     def num_targets(self) -> int:
         return sum(info.num_targets for info in self.executions)
 
 
+def _flat_tokens(block: TreeBlock) -> int:
+    depths = block.depths
+    ends = ((depths[leaf], block.edges[leaf]) for leaf in block.leaves)
+    return sum(depth + edge.stop - edge.start for depth, edge in ends)
+
+
 def _first_problem(step: MicroStep) -> MicroStepProblem | None:
     if step.normalizer < 1:
         return f"normalizer is {step.normalizer}, it must be B*N >= 1"
+    if step.window_rows < 1:
+        return f"window_rows is {step.window_rows}, a trainer holds at least one row"
     counts = [0] * len(step.executions)
     for number, row in enumerate(step.rows):
         if row.num_tokens > step.row_tokens:
             return f"row {number} has {row.num_tokens} tokens, row_tokens is {step.row_tokens}"
-        for segment in row.segments:
-            if not 0 <= segment.execution < len(counts):
-                return f"row {number} names execution {segment.execution}, which is not listed"
-            problem = _segment_problem(segment)
+        for block in row.blocks:
+            if not 0 <= block.execution < len(counts):
+                return f"row {number} names execution {block.execution}, which is not listed"
+            problem = _edge_problem(block) or _target_problem(block)
             if problem is not None:
                 return f"row {number}: {problem}"
-            counts[segment.execution] += len(segment.target_positions)
+            counts[block.execution] += len(block.target_positions)
     for info, count in zip(step.executions, counts, strict=True):
         if count != info.num_targets:
             return f"execution {info.execution} has {count} of its {info.num_targets} targets here"
@@ -119,14 +206,40 @@ def _first_problem(step: MicroStep) -> MicroStepProblem | None:
     return None
 
 
-def _segment_problem(segment: Segment) -> MicroStepProblem | None:
-    positions = segment.target_positions
-    if len(segment.behaviour_logprobs) != len(positions):
-        return f"{len(positions)} targets but {len(segment.behaviour_logprobs)} behaviour logprobs"
-    if segment.versions and len(segment.versions) != len(positions):
-        return f"{len(positions)} targets but {len(segment.versions)} versions"
+def _edge_problem(block: TreeBlock) -> MicroStepProblem | None:
+    """Depth-first means that an edge hangs below the one before it or below one above that."""
+    end, open_path = 0, [NO_EDGE]
+    for number, edge in enumerate(block.edges):
+        if edge.start != end or edge.stop <= edge.start:
+            return f"edge {number} is {edge.start}..{edge.stop}, the one before it ends at {end}"
+        while open_path and open_path[-1] != edge.parent:
+            open_path.pop()
+        if not open_path:
+            return f"edge {number} below edge {edge.parent} is out of depth-first order"
+        open_path.append(number)
+        end = edge.stop
+    if end != len(block.token_ids):
+        return f"edges cover {end} of a block's {len(block.token_ids)} tokens"
+    return None
+
+
+def _target_problem(block: TreeBlock) -> MicroStepProblem | None:
+    positions = block.target_positions
+    if len(block.behaviour_logprobs) != len(positions):
+        return f"{len(positions)} targets but {len(block.behaviour_logprobs)} behaviour logprobs"
+    if block.versions and len(block.versions) != len(positions):
+        return f"{len(positions)} targets but {len(block.versions)} versions"
     if any(later <= earlier for earlier, later in itertools.pairwise(positions)):
         return "target positions do not ascend"
-    if positions and not (positions[0] > 0 and positions[-1] < len(segment.token_ids)):
-        return f"a target position lies outside 1..{len(segment.token_ids) - 1}"
+    if not 0 <= block.num_repeated_tokens <= len(block.token_ids):
+        return f"{block.num_repeated_tokens} of {len(block.token_ids)} tokens are called repeated"
+    if not positions:
+        return None
+    if positions[0] < 0 or positions[-1] >= len(block.token_ids):
+        return f"a target position lies outside 0..{len(block.token_ids) - 1}"
+    roots = {edge.start for edge in block.edges if edge.parent == NO_EDGE}
+    if not roots.isdisjoint(positions):
+        return "a target opens a root, so nothing predicts it"
+    if positions[0] < block.num_repeated_tokens:
+        return "a target lies in the repeated part of a split tree"
     return None

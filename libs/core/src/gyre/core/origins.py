@@ -28,7 +28,8 @@ class RequestFacts:
     """What a request shows, whichever API it came by.
 
     headers: the client's, names in lower case. json_schema: the answer has to fit a schema.
-    same_head: it opens with the tools and the system text of the execution's first request.
+    same_head: it opens with the tools and the system text of the execution's first request that an
+    agent made, or there was none yet.
     """
 
     headers: Mapping[str, str]
@@ -52,8 +53,11 @@ ReadOrigin: TypeAlias = Callable[[RequestFacts], Origin]
 
 # What Claude Code's demand for a summary says whatever else it says; not what a task would.
 _CLAUDE_SUMMARY = ("CRITICAL: Respond with TEXT ONLY", "<analysis>", "<summary>")
-# Codex's threads that nobody asked for: it names its sessions and keeps memories by itself.
-_CODEX_OWN_THREADS = ("thread_title", "memory_consolidation")
+# Codex's threads that nobody asked for: it names its sessions, keeps memories and reviews what asks
+# for approval by itself.
+_CODEX_OWN_THREADS = ("thread_title", "memory_consolidation", "guardian")
+# The thread in which Codex sums up its main agent's history, where that is a thread of its own.
+_CODEX_COMPACT_THREAD = "compact"
 
 
 def main_origin(facts: RequestFacts) -> Origin:
@@ -84,6 +88,8 @@ def codex_origin(facts: RequestFacts) -> Origin:
     turn = _codex_metadata(facts.headers)
     parent = facts.headers.get("x-codex-parent-thread-id") or _text(turn, "parent_thread_id")
     kind = facts.headers.get("x-openai-subagent") or _text(turn, "subagent_kind")
+    if kind == _CODEX_COMPACT_THREAD:
+        return Origin(role="main-summary")
     is_sub_agent = kind is not None or parent is not None
     agent = _text(turn, "thread_id") or facts.headers.get("thread-id") if is_sub_agent else None
     request = _text(turn, "request_kind") or "turn"

@@ -18,8 +18,10 @@ from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import CellsSection, EmulationSection
+from gyre.core.delivery import Deliveries
 from gyre.core.execution import ENDED_BY_SCHEDULER
 from gyre.core.forks import ForkReport, Forks
+from gyre.core.objective_report import ObjectiveReport
 from gyre.core.scheduling import JobState, evolve, ledger
 from gyre.core.selection import Selection
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
@@ -71,6 +73,8 @@ class RunReport:
     selection: Selection = field(default_factory=Selection)
     forks: Forks = field(default_factory=Forks)
     switches: Switches = field(default_factory=Switches)
+    objective: ObjectiveReport = field(default_factory=ObjectiveReport)
+    deliveries: Deliveries = field(default_factory=Deliveries)
     _phase_of: dict[str, str] = field(default_factory=dict)
     _heldout: dict[str, dict[str, float | None]] = field(default_factory=dict)
     _group_rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -83,6 +87,7 @@ class RunReport:
         evolve(self.state, sequence, body)
         self.selection.fold(body)
         self.switches.fold_fact(body, time)
+        self.deliveries.fold(body)
         self.started_at = time if self.started_at is None else self.started_at
         self.ended_at = time
         match body:
@@ -121,6 +126,8 @@ class RunReport:
             case sched.Restored():
                 # Steps after the checkpoint are void: their groups are consumed again.
                 self.steps = [row for row in self.steps if row.version <= body.version]
+                self.objective.restore(body.version)
+                self.deliveries.restore(body.version)
             case sched.BurstEnded():
                 leaving = [c.cell for c in self.state.in_order if c.role == "to_rollout"]
                 self.roles += [(time, cell, "switching") for cell in leaving]
@@ -153,6 +160,10 @@ class RunReport:
     def fork_report(self) -> ForkReport:
         """Forks and tool calls so far, by the job's own limits."""
         return self.forks.report(self.state.required_spec.alarms)
+
+    def alarms(self) -> tuple[str, ...]:
+        """What somebody should look at, a line each."""
+        return (*self.fork_report().alarms, *self.deliveries.alarms())
 
     def measurements(self) -> list[tuple[int, Score]]:
         """(version, score) of each held-out measurement made while the job trained."""
@@ -204,7 +215,7 @@ class RunReport:
             "forks": forks.num_forks,
             "unexplained_forks": forks.num_unexplained,
             "unexplained_fork_share": forks.unexplained_share,
-            "alarms": list(forks.alarms),
+            "alarms": list(self.alarms()),
             "role_changes": self.num_role_changes,
             "switches": self.switches.summary(self.started_at or 0.0),
             "cells_that_trained": sorted(self.trained_cells),
@@ -216,6 +227,8 @@ class RunReport:
             "clip_high": self.state.required_spec.objective.clip_high,
             "clip_fraction": [row.statistics["clip_fraction"] for row in self.steps],
             "reward_by_step": [row.reward for row in self.steps],
+            **self.deliveries.summary(),
+            **self.objective.summary(),
             **self.selection.summary(),
             "failures": dict(sorted(self.failures.items())),
             "emulation": emulation(self.state.required_spec.cells),
@@ -254,6 +267,8 @@ class RunReport:
             for reward in self._group_rewards.get(name, [])
         ]
         self.trained_cells |= {owner.cell for owner in body.micro_steps}
+        self.objective.fold(body)
+        self.deliveries.complete(body)
         self.steps.append(
             StepRow(
                 step=body.step,

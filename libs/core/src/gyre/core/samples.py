@@ -1,8 +1,11 @@
 """From an execution's tree to what is trained of it: admitted trajectories with their targets.
 
-A sample is a root-to-leaf path of exact token ids; its targets are the tokens that the policy
-sampled, in the attempt that was scored, in a call that was committed and delivered, with role
-other than `other`, and that no earlier sample carries. Everything else is context.
+A trajectory is a root-to-leaf path of exact token ids; its targets are the tokens that the policy
+sampled, in the attempt that was scored, in a call that was committed and delivered, with role other
+than `other`, and that no earlier trajectory carries. Everything else is context. A path ends with
+its leaf's targets: what follows them predicts nothing that is trained.
+
+Trajectories come as blocks (`gyre.core.blocks`), in which each shared prefix is there once.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from gyre.contracts.events.calls import Span
+from gyre.contracts.events.calls import RequestRole, Span
 from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit
+from gyre.core.blocks import BlockPlan, plan_flat, plan_trees
+from gyre.core.microstep import Edge
 from gyre.core.tree import Tree
 from gyre.core.tree_nodes import Node
 
@@ -24,82 +29,125 @@ class SampleError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One trajectory. token_ids: the whole path, int32. target_positions: ascending indices into
-    it. logprobs (float64, natural log) and versions are aligned with the targets; versions is empty
-    when a call's spans do not cover its tokens."""
+class Block:
+    """A `TreeBlock` to be, compact. token_ids: int32, depth-first. target_positions: ascending
+    indices into it. logprobs (float64, natural log) and versions are aligned with the targets;
+    versions is empty when a call's spans do not cover its tokens."""
 
     token_ids: array[int]
+    edges: tuple[Edge, ...]
     target_positions: array[int]
     logprobs: array[float]
     versions: array[int]
+    num_repeated_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSamples:
-    """num_targets: L_i. num_paths_too_long: leaves dropped before admission. temperature: of the
-    calls; 1.0 when there is no target."""
+    """num_targets: L_i. num_paths: trajectories admitted. num_paths_too_long: leaves dropped before
+    admission. temperature: of the calls; 1.0 when there is no target."""
 
-    samples: tuple[Sample, ...]
+    blocks: tuple[Block, ...]
     num_targets: int
+    num_paths: int
     num_paths_too_long: int
     temperature: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _View:
-    """The tree by index, parents first. nodes[i] belongs to candidates.parents[i]."""
+class Choice:
+    """What admission was given and what it chose. nodes: the tree's, parents first; all else names
+    them by index. too_long: ends of paths that were dropped before."""
 
     nodes: Sequence[Node]
     candidates: Candidates
-    num_paths_too_long: int
+    too_long: tuple[int, ...]
+    admitted: tuple[Admitted, ...]
 
 
 def draw_samples(
-    tree: Tree, *, attempt: int, row_tokens: int, max_trajectories: int, rng: random.Random
+    tree: Tree,
+    *,
+    attempt: int,
+    row_tokens: int,
+    max_trajectories: int | None,
+    rng: random.Random,
+    class_order: Sequence[RequestRole] = CLASS_ORDER,
+    flat: bool = False,
 ) -> ExecutionSamples:
     """Admission on `tree`; mutates `rng` only.
 
-    row_tokens: longest trainable path; longer ones are dropped before admission, never cut.
+    max_trajectories: J_max, None for no cap. row_tokens: longest trainable path, and largest block;
+    a longer path is dropped before admission, never cut. class_order: the harness profile's. flat:
+    every path a block of its own, for comparison.
     Raises SampleError for targets without context, with a logprob that is no number, or with more
     than one temperature.
     """
-    view = _view(tree, attempt, row_tokens)
-    admitted = admit(view.candidates, max_trajectories=max_trajectories, rng=rng)
-    samples = tuple(_sample(view.nodes, one) for one in admitted)
+    choice = choose(
+        tree,
+        attempt=attempt,
+        row_tokens=row_tokens,
+        max_trajectories=max_trajectories,
+        rng=rng,
+        class_order=class_order,
+    )
+    nodes, admitted = choice.nodes, choice.admitted
+    targets = frozenset(place for one in admitted for place in one.fresh)
+    temperature = _checked_temperature([nodes[place] for place in sorted(targets)])
+    paths, sizes = [one.path for one in admitted], [len(node.token_ids) for node in nodes]
+    plans = plan_flat(paths, sizes) if flat else plan_trees(paths, sizes, row_tokens)
     return ExecutionSamples(
-        samples=samples,
-        num_targets=sum(len(sample.target_positions) for sample in samples),
-        num_paths_too_long=view.num_paths_too_long,
-        temperature=_temperature([view.nodes[i] for one in admitted for i in one.fresh]),
+        blocks=tuple(_block(plan, nodes, targets) for plan in plans),
+        num_targets=sum(sizes[place] for place in targets),
+        num_paths=len(admitted),
+        num_paths_too_long=len(choice.too_long),
+        temperature=temperature,
     )
 
 
-def _view(tree: Tree, attempt: int, row_tokens: int) -> _View:
+def choose(
+    tree: Tree,
+    *,
+    attempt: int,
+    row_tokens: int,
+    max_trajectories: int | None,
+    rng: random.Random,
+    class_order: Sequence[RequestRole] = CLASS_ORDER,
+) -> Choice:
+    """The paths that are trained of `tree` and the targets each carries; mutates `rng` only."""
     nodes = list(tree.nodes.values())
     index = {node.id: place for place, node in enumerate(nodes)}
     parents = [None if node.parent is None else index[node.parent] for node in nodes]
-    targets = [len(node.token_ids) if _trainable(node, attempt) else 0 for node in nodes]
+    targets = [
+        len(node.token_ids) if _trainable(node, attempt, class_order) else 0 for node in nodes
+    ]
     ends = _ends(parents, targets)
-    fitting = [place for place in ends if nodes[place].num_path_tokens <= row_tokens]
-    return _View(
+    candidates = Candidates(
+        parents=parents,
+        targets=targets,
+        leaves=[
+            Leaf(node=place, role=_role(nodes[place]))
+            for place in ends
+            if nodes[place].num_path_tokens <= row_tokens
+        ],
+    )
+    return Choice(
         nodes=nodes,
-        candidates=Candidates(
-            parents=parents,
-            targets=targets,
-            leaves=[Leaf(node=place, role=_role(nodes[place])) for place in fitting],
+        candidates=candidates,
+        too_long=tuple(place for place in ends if nodes[place].num_path_tokens > row_tokens),
+        admitted=admit(
+            candidates, max_trajectories=max_trajectories, rng=rng, class_order=class_order
         ),
-        num_paths_too_long=len(ends) - len(fitting),
     )
 
 
-def _trainable(node: Node, attempt: int) -> bool:
+def _trainable(node: Node, attempt: int, class_order: Sequence[RequestRole]) -> bool:
     sampled = node.sampled
     return (
         node.is_target
         and sampled is not None
         and sampled.attempt == attempt
-        and sampled.request_role in CLASS_ORDER
+        and sampled.request_role in class_order
     )
 
 
@@ -121,36 +169,30 @@ def _role(node: Node) -> str:
     return node.sampled.request_role
 
 
-def _sample(nodes: Sequence[Node], admitted: Admitted) -> Sample:
+def _block(plan: BlockPlan, nodes: Sequence[Node], targets: Container[int]) -> Block:
     tokens, positions = array("i"), array("i")
     logprobs, versions = array("d"), array("i")
-    fresh = set(admitted.fresh)
+    num_repeated_tokens = 0
     versioned = True
-    for place in admitted.path:
+    for number, place in enumerate(plan.places):
         node = nodes[place]
-        if place in fresh and node.sampled is not None:
-            _check(node)
+        if number == plan.num_repeated:
+            num_repeated_tokens = len(tokens)
+        if number >= plan.num_repeated and place in targets and node.sampled is not None:
             positions.extend(range(len(tokens), len(tokens) + len(node.token_ids)))
             logprobs.extend(node.sampled.logprobs)
             sampled_by = _versions(node.sampled.spans, len(node.token_ids))
             versioned = versioned and sampled_by is not None
             versions.extend(sampled_by or ())
         tokens.extend(node.token_ids)
-    return Sample(
+    return Block(
         token_ids=tokens,
+        edges=plan.edges,
         target_positions=positions,
         logprobs=logprobs,
         versions=versions if versioned else array("i"),
+        num_repeated_tokens=num_repeated_tokens,
     )
-
-
-def _check(node: Node) -> None:
-    sampled = node.sampled
-    assert sampled is not None
-    if node.num_context_tokens == 0:
-        raise SampleError(f"call {sampled.call}: its first token was sampled from no context")
-    if not all(map(math.isfinite, sampled.logprobs)):
-        raise SampleError(f"call {sampled.call}: a behaviour logprob is not finite")
 
 
 def _versions(spans: Sequence[Span], num_tokens: int) -> array[int] | None:
@@ -163,8 +205,18 @@ def _versions(spans: Sequence[Span], num_tokens: int) -> array[int] | None:
     return versions if len(versions) == num_tokens else None
 
 
-def _temperature(targets: Sequence[Node]) -> float:
-    found = {node.sampled.temperature for node in targets if node.sampled is not None}
+def _checked_temperature(targets: Sequence[Node]) -> float:
+    """The one temperature of `targets`, in the order of their calls."""
+    found: dict[float, str] = {}
+    for node in targets:
+        sampled = node.sampled
+        assert sampled is not None
+        if node.num_context_tokens == 0:
+            raise SampleError(f"call {sampled.call}: its first token was sampled from no context")
+        if not all(map(math.isfinite, sampled.logprobs)):
+            raise SampleError(f"call {sampled.call}: a behaviour logprob is not finite")
+        found.setdefault(sampled.temperature, sampled.call)
     if len(found) > 1:
-        raise SampleError(f"its calls were sampled at temperatures {sorted(found)}")
-    return found.pop() if found else 1.0
+        each = "; ".join(f"{value}: call {call}" for value, call in sorted(found.items()))
+        raise SampleError(f"sampled at temperature {each}")
+    return next(iter(found), 1.0)

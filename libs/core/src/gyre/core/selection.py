@@ -1,9 +1,10 @@
-"""What was started and not trained: surplus executions and dropped groups, by their length.
+"""What was started and not trained: surplus executions and dropped groups, by their length, and
+groups of zero weight, whose rewards say nothing.
 
-Both favour what is short: `keep: first_finished` keeps the N of N' that end first, `on_stale: drop`
-drops what takes long. The figures say by how much: mean seconds an execution took, from `started`
-to `terminated`, all attempts together. One that was ended counts what it had taken by then, so its
-class is longer in truth than it looks.
+The first two favour what is short: `keep: first_finished` keeps the N of N' that end first,
+`on_stale: drop` drops what takes long. The figures say by how much: mean seconds an execution took,
+from `started` to `terminated`, all attempts together. One that was ended counts what it had taken
+by then, so its class is longer in truth than it looks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.core.advantage import LEAST_VALID
 
 
 @dataclass(slots=True)
@@ -45,12 +47,15 @@ class Selection:
     def summary(self) -> dict[str, int | float | None]:
         """Of the groups that a step has drawn: num_surplus, executions beyond the N kept, of which
         one that never started is in no mean; started_duration_s, kept and surplus together. Means
-        in seconds, None of nothing."""
+        in seconds, None of nothing. num_groups_equal, num_groups_unscored: groups of zero weight,
+        because all rewards are equal or because fewer than two are valid."""
         kept: list[str] = []
         surplus: list[str] = []
-        for group in self._claimed:
-            for one in self._ready[group].outcomes if group in self._ready else ():
+        drawn = [self._ready[group] for group in self._claimed if group in self._ready]
+        for group in drawn:
+            for one in group.outcomes:
                 (surplus if one.disposition == "surplus" else kept).append(one.execution)
+        idle = [_num_valid(group) for group in drawn if group.zero_weight]
         dropped = [name for group in self._dropped for name in self._dispatched.get(group, ())]
         return {
             "num_surplus": len(surplus),
@@ -59,8 +64,15 @@ class Selection:
             "started_duration_s": self._mean((*kept, *surplus)),
             "num_groups_dropped": len(self._dropped),
             "dropped_duration_s": self._mean(dropped),
+            "num_groups_drawn": len(self._claimed),
+            "num_groups_equal": sum(num >= LEAST_VALID for num in idle),
+            "num_groups_unscored": sum(num < LEAST_VALID for num in idle),
         }
 
     def _mean(self, executions: Iterable[str]) -> float | None:
         known = [self._duration_s[name] for name in executions if name in self._duration_s]
         return sum(known) / len(known) if known else None
+
+
+def _num_valid(group: group_events.GroupReady) -> int:
+    return sum(one.disposition == "valid" for one in group.outcomes)

@@ -195,6 +195,7 @@ class Tree:
                     order=len(self.calls),
                     fork_reason=call.fork_reason,
                     agent=call.agent,
+                    parent_agent=call.parent_agent,
                 ),
             )
         )
@@ -221,4 +222,16 @@ def fold(events: Iterable[Body]) -> Tree:
     tree = Tree()
     for event in events:
         tree.evolve(event)
+    return tree
+
+
+def tree_of(nodes: Iterable[Node], *, sealed: bool) -> Tree:
+    """The tree that has these nodes, in the order they were added. Raises TreeError for a node that
+    comes before its parent, or twice."""
+    tree = Tree()
+    for node in nodes:
+        tree._insert(node)
+        if node.sampled is not None:
+            tree.calls[node.sampled.call] = node.id
+    tree.sealed = sealed
     return tree

@@ -23,8 +23,8 @@ class Sampled:
     """What makes a node a sampled one.
 
     logprobs: float64, one per token, natural log at `temperature`. spans: token ranges by policy
-    version and cell. order: index of the call among the execution's recorded calls, from 0. agent:
-    which sub-agent asked, where the harness says so.
+    version and cell. order: index of the call among the execution's recorded calls, from 0. agent,
+    parent_agent: which sub-agent asked and which one started it, where the harness says so.
     """
 
     call: str
@@ -37,6 +37,7 @@ class Sampled:
     order: int
     fork_reason: str | None
     agent: str | None = None
+    parent_agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

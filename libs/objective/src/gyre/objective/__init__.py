@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gyre.objective.losses import OBJECTIVES, execution_ratios, mismatches, objective_loss
+from gyre.objective.losses import OBJECTIVES, log_ratio_sums, objective_loss, ratios_of
+from gyre.objective.mismatch import Mismatch, mismatches
 from gyre.objective.policy import TokenPolicy, token_policy
 from gyre.objective.types import (
-    Mismatch,
     NonFiniteLoss,
     ObjectiveError,
     ObjectiveResult,
@@ -22,8 +22,9 @@ __all__ = [
     "Targets",
     "TokenPolicy",
     "UnknownObjective",
-    "execution_ratios",
+    "log_ratio_sums",
     "mismatches",
     "objective_loss",
+    "ratios_of",
     "token_policy",
 ]

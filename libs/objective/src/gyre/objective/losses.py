@@ -4,6 +4,11 @@ m_i of its execution; `objective_loss` caps, weights by 1/L_i and divides by B*N
 Sums run in float64: ratios and loss then depend on packing and order by rounding of 1e-16 only,
 and the mask, a threshold on s_i, does not flip with them. Gradients return in the dtype of the
 log-probabilities.
+
+s_i needs every target of its execution before the first backward. Targets that are too many for one
+forward unit come in parts: `log_ratio_sums` of a forward pass on the same weights add up over the
+parts, `ratios_of` makes s_i of them, and `objective_loss(ratios=)` of each part adds up to the
+whole's loss and gradient, because nothing but s_i and L_i is shared between targets.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from torch import Tensor
 
 from gyre.core.objective import ObjectiveSettings
 from gyre.objective.types import (
-    Mismatch,
     NonFiniteLoss,
     ObjectiveError,
     ObjectiveResult,
@@ -27,12 +31,13 @@ from gyre.objective.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """values: l_u before the cap, float64 [n]. kept: m_i, bool [e]. clipped: bool, by execution or
-    by target, whichever the objective clips."""
+    """values: l_u before the cap, float64 [n]. kept: m_i, bool [e]. clipped: bool [n], without
+    gradient by the mask or the clip. weight_capped: bool [n], rho_u beyond the weight's cap."""
 
     values: Tensor
     kept: Tensor
     clipped: Tensor
+    weight_capped: Tensor
 
 
 Objective = Callable[[Tensor, Tensor, Targets, ObjectiveSettings], TokenLosses]
@@ -44,15 +49,18 @@ def gspo_token(
 ) -> TokenLosses:
     """Eq. (6) of the paper: token importance weights, one mask per execution."""
     advantages = targets.advantages
-    clipped = ((advantages > 0) & (ratios > settings.clip_high)) | (
+    masked = ((advantages > 0) & (ratios > settings.clip_high)) | (
         (advantages < 0) & (ratios < settings.clip_low)
     )
-    kept = ~clipped
-    log_ratio = logprobs.detach() - targets.behaviour_logprobs
-    weight = log_ratio.exp().clamp(max=settings.token_weight_cap)
-    coefficient = (kept * advantages)[targets.execution] * weight
-    has_targets = targets.num_targets > 0
-    return TokenLosses(values=-coefficient * logprobs, kept=kept, clipped=clipped[has_targets])
+    ratio = (logprobs.detach() - targets.behaviour_logprobs).exp()
+    weight = ratio.clamp(max=settings.token_weight_cap)
+    coefficient = (~masked * advantages)[targets.execution] * weight
+    return TokenLosses(
+        values=-coefficient * logprobs,
+        kept=~masked,
+        clipped=masked[targets.execution],
+        weight_capped=ratio > settings.token_weight_cap,
+    )
 
 
 def grpo(
@@ -64,17 +72,25 @@ def grpo(
     bounded = ratio.detach().clamp(settings.clip_low, settings.clip_high) * advantages
     clipped = bounded < ratio.detach() * advantages
     values = -torch.where(clipped, bounded, ratio * advantages)
-    kept = torch.ones_like(ratios, dtype=torch.bool)
-    return TokenLosses(values=values, kept=kept, clipped=clipped)
+    return TokenLosses(
+        values=values,
+        kept=torch.ones_like(ratios, dtype=torch.bool),
+        clipped=clipped,
+        weight_capped=torch.zeros_like(clipped),
+    )
 
 
 def reinforce(
     logprobs: Tensor, ratios: Tensor, targets: Targets, settings: ObjectiveSettings
 ) -> TokenLosses:
     """-A log pi, no correction for the behaviour policy."""
-    kept = torch.ones_like(ratios, dtype=torch.bool)
-    values = -targets.advantages[targets.execution] * logprobs
-    return TokenLosses(values=values, kept=kept, clipped=~kept)
+    nowhere = torch.zeros_like(targets.execution, dtype=torch.bool)
+    return TokenLosses(
+        values=-targets.advantages[targets.execution] * logprobs,
+        kept=torch.ones_like(ratios, dtype=torch.bool),
+        clipped=nowhere,
+        weight_capped=nowhere,
+    )
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -84,69 +100,84 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def execution_ratios(logprobs: Tensor, targets: Targets) -> Tensor:
-    """s_i of eq. (5), float64 [e], without gradient; 1 for an execution without targets."""
+def log_ratio_sums(logprobs: Tensor, targets: Targets) -> Tensor:
+    """Of each execution, over the targets given: sum of log pi - behaviour logprob, float64 [e],
+    without gradient. Those of an execution's parts add up. Raises ObjectiveError."""
+    _check_aligned(logprobs, targets)
     log_ratio = logprobs.detach().double() - targets.behaviour_logprobs
-    sums = torch.zeros_like(targets.advantages).index_add_(0, targets.execution, log_ratio)
-    return (sums / targets.num_targets.clamp(min=1)).exp()
+    return torch.zeros_like(targets.advantages).index_add_(0, targets.execution, log_ratio)
+
+
+def ratios_of(sums: Tensor, num_targets: Tensor) -> Tensor:
+    """s_i of eq. (5), float64 [e], from sums over all L_i targets; 1 where L_i = 0."""
+    return (sums / num_targets.clamp(min=1)).exp()
 
 
 def objective_loss(
-    logprobs: Tensor, targets: Targets, settings: ObjectiveSettings
+    logprobs: Tensor,
+    targets: Targets,
+    settings: ObjectiveSettings,
+    *,
+    ratios: Tensor | None = None,
 ) -> ObjectiveResult:
-    """Loss of these executions as their share of the batch's (eq. 6).
+    """Loss of these targets as their share of the batch's (eq. 6).
 
-    logprobs: [n], log pi(y_u | c_u) with gradient, aligned with `targets`.
+    logprobs: [n], log pi(y_u | c_u) with gradient, aligned with `targets`. ratios: s_i, float64
+    [e], from a forward pass on the same weights; needed with a part, else computed here.
     Raises NonFiniteLoss before any backward, UnknownObjective, ObjectiveError.
     """
-    if logprobs.shape != targets.execution.shape:
-        raise ObjectiveError(
-            f"{tuple(logprobs.shape)} logprobs, {targets.execution.numel()} targets"
-        )
     objective = OBJECTIVES.get(settings.name)
     if objective is None:
-        raise UnknownObjective(f"objective.name: no objective is called {settings.name!r}")
+        raise UnknownObjective(
+            f"objective.name: no objective is called {settings.name!r}; "
+            f"there are {', '.join(OBJECTIVES)}"
+        )
     exact = logprobs.double()
-    ratios = execution_ratios(exact, targets)
+    ratios = _checked_ratios(exact, targets, ratios)
     tokens = objective(exact, ratios, targets, settings)
     # torch.where, not clamp: a capped token has no gradient, at the cap either (one-sided).
-    capped = torch.where(tokens.values < settings.loss_cap, tokens.values, settings.loss_cap)
+    below = tokens.values < settings.loss_cap
+    capped = torch.where(below, tokens.values, settings.loss_cap)
     share = targets.num_targets.clamp(min=1).double().reciprocal()[targets.execution]
     loss = (capped * share).sum() / targets.normalizer
-    if not (torch.isfinite(exact).all() and torch.isfinite(ratios).all() and loss.isfinite()):
-        raise NonFiniteLoss(
-            f"{int((~torch.isfinite(exact)).sum())} log-probabilities and "
-            f"{int((~torch.isfinite(ratios)).sum())} execution ratios are not finite"
-        )
-    sampled = ratios[targets.num_targets > 0]
+    _check_finite(exact, ratios, tokens.values, loss)
     return ObjectiveResult(
         loss=loss,
         ratios=tuple(ratios.tolist()),
         kept=tuple(tokens.kept.tolist()),
-        clip_fraction=_mean(tokens.clipped.double()),
-        mean_ratio=_mean(sampled),
-        num_targets=int(targets.num_targets.sum()),
+        num_targets=targets.execution.numel(),
+        num_clipped=int(tokens.clipped.sum()),
+        num_weight_capped=int(tokens.weight_capped.sum()),
+        num_loss_capped=int((~below).sum()),
     )
 
 
-def mismatches(
-    logprobs: Tensor, behaviour_logprobs: Tensor, versions: Tensor
-) -> tuple[Mismatch, ...]:
-    """How far the trainer is from the engines, by policy version. All [n]; versions int64."""
-    difference = (logprobs.detach().double() - behaviour_logprobs).abs()
-    found = []
-    for version in torch.unique(versions).tolist():
-        chosen = difference[versions == version]
-        found.append(
-            Mismatch(
-                version=version,
-                num_targets=chosen.numel(),
-                mean_abs=chosen.mean().item(),
-                max_abs=chosen.max().item(),
-            )
+def _checked_ratios(logprobs: Tensor, targets: Targets, ratios: Tensor | None) -> Tensor:
+    sums = log_ratio_sums(logprobs, targets)
+    if ratios is None:
+        if not targets.whole:
+            raise ObjectiveError("a part of the targets needs the ratios of whole executions")
+        return ratios_of(sums, targets.num_targets)
+    if ratios.shape != targets.advantages.shape:
+        raise ObjectiveError(f"{ratios.numel()} ratios, {targets.advantages.numel()} executions")
+    return ratios.detach()
+
+
+def _check_aligned(logprobs: Tensor, targets: Targets) -> None:
+    if logprobs.shape != targets.execution.shape:
+        raise ObjectiveError(
+            f"{tuple(logprobs.shape)} logprobs, {targets.execution.numel()} targets"
         )
-    return tuple(found)
 
 
-def _mean(values: Tensor) -> float:
-    return values.mean().item() if values.numel() else 0.0
+def _check_finite(logprobs: Tensor, ratios: Tensor, values: Tensor, loss: Tensor) -> None:
+    """An infinite l_u below the cap shows in the loss, above it the cap holds it. A token loss that
+    is no number compares false with the cap, so it has to be looked for by itself."""
+    counts = {
+        "log-probabilities": int((~torch.isfinite(logprobs)).sum()),
+        "execution ratios": int((~torch.isfinite(ratios)).sum()),
+        "token losses": int(torch.isnan(values).sum()),
+    }
+    if any(counts.values()) or not loss.isfinite():
+        said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        raise NonFiniteLoss(f"not finite: {said or 'the loss'}")

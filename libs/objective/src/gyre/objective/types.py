@@ -21,10 +21,12 @@ class NonFiniteLoss(ArithmeticError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """All targets of e whole executions, n in number, in any order and packing.
+    """n targets of e executions, in any order and packing: all of them, or a part.
 
     execution: int64 [n], which execution each belongs to. behaviour_logprobs: float64 [n], as
-    recorded. advantages: float64 [e]. num_targets: int64 [e], L_i; 0 is allowed. normalizer: B*N.
+    recorded. advantages: float64 [e]. num_targets: int64 [e], L_i of the whole execution, in a part
+    too; 0 is allowed. normalizer: B*N. whole: every target of each execution is here. In a part
+    an execution may have fewer than L_i, never more.
     """
 
     execution: Tensor
@@ -32,35 +34,34 @@ class Targets:
     advantages: Tensor
     num_targets: Tensor
     normalizer: int
+    whole: bool = True
 
     def __post_init__(self) -> None:
         counts = self.execution.bincount(minlength=self.num_targets.numel())
-        if self.normalizer < 1 or not counts.equal(self.num_targets):
+        fits = counts.shape == self.num_targets.shape and (
+            counts.equal(self.num_targets)
+            if self.whole
+            else bool((counts <= self.num_targets).all())
+        )
+        if self.normalizer < 1 or not fits:
+            formed = "whole executions" if self.whole else "a part of the executions"
             raise ObjectiveError(
-                f"targets do not form whole executions: counted {counts.tolist()}, stated "
+                f"targets do not form {formed}: counted {counts.tolist()}, stated "
                 f"{self.num_targets.tolist()}, normalizer {self.normalizer}"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Trainer's minus recorded log-probability, over targets sampled under one version."""
-
-    version: int
-    num_targets: int
-    mean_abs: float
-    max_abs: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveResult:
     """loss: float64 scalar to be run backward; nothing else divides it. ratios, kept: s_i and m_i
-    by execution. clip_fraction: share of executions with targets whose m_i = 0 (grpo: share of
-    targets on the clipped branch). mean_ratio: mean s_i of executions with targets."""
+    of every execution, in a part too. The counts are of the targets given, so those of parts add:
+    num_clipped: in an execution with m_i = 0, or (grpo) on the clipped branch.
+    num_weight_capped: rho_u beyond the weight's cap. num_loss_capped: l_u at the loss's cap."""
 
     loss: Tensor
     ratios: tuple[float, ...]
     kept: tuple[bool, ...]
-    clip_fraction: float
-    mean_ratio: float
     num_targets: int
+    num_clipped: int
+    num_weight_capped: int
+    num_loss_capped: int

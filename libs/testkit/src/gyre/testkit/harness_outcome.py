@@ -10,8 +10,16 @@ from pathlib import Path
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.contracts.events.executions import Terminated
+from gyre.core.admission import seeded
+from gyre.core.causes import causes
+from gyre.core.samples import draw_samples
 from gyre.core.tree import Tree
+from gyre.testkit.admission_oracle import expected_of
+from gyre.testkit.carried_tokens import assert_carried, blocks_of
 from gyre.testkit.harness_script import Play
+
+# Of the packing that every outcome is put to.
+_ROW_TOKENS, _SEED = 131_072, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,13 @@ class Outcome:
         """Reasons of the calls that did not go on where an earlier one ended, in their order."""
         return [call.fork_reason for call in self.calls if call.fork_reason is not None]
 
+    @property
+    def causes(self) -> list[tuple[int, str, int]]:
+        """(call, kind, the call that is its cause), calls by their place in the log."""
+        place = {call.node: number for number, call in enumerate(self.calls)}
+        found = causes(self.tree()).items()
+        return [(place[node], cause.kind, place[cause.node]) for node, cause in found]
+
     def tree(self) -> Tree:
         tree = Tree()
         for event in self.events:
@@ -60,7 +75,8 @@ def assert_recorded_whole(
     outcome: Outcome, play: Play, *, lost: Mapping[str, int] | None = None
 ) -> None:
     """Every token that the script said is in the tree, once, in a committed call of its own, each
-    with its logprob and its version; the script was played to its end and knew what to say.
+    with its logprob and its version, and would be trained as the admission law says; the script was
+    played to its end and knew what to say.
 
     lost: by cue, how many turns nobody could record, because the proxy was killed in their middle,
     or that are another execution's.
@@ -83,3 +99,27 @@ def assert_recorded_whole(
         assert len(call.output_logprobs) == len(call.output_ids)
         covered = [index for span in call.spans for index in range(span.start, span.end)]
         assert covered == list(range(len(call.output_ids)))
+    for cap in (1, 5, None):
+        _assert_packed(outcome, cap)
+
+
+def _assert_packed(outcome: Outcome, cap: int | None) -> None:
+    """The rows of the scored attempt carry what the law says of the recorded calls. cap: J_max."""
+    name, attempt = outcome.end.execution, outcome.end.attempt
+    expected = expected_of(
+        outcome.events,
+        attempt=attempt,
+        row_tokens=_ROW_TOKENS,
+        max_trajectories=cap,
+        seed=_SEED,
+        execution=name,
+    )
+    samples = draw_samples(
+        outcome.tree(),
+        attempt=attempt,
+        row_tokens=_ROW_TOKENS,
+        max_trajectories=cap,
+        rng=seeded(_SEED, name),
+    )
+    assert samples.num_targets == expected.num_targets
+    assert_carried(name, expected, blocks_of(samples))

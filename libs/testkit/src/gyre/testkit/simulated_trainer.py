@@ -46,9 +46,12 @@ class Meeting:
 
 @dataclass
 class Fabric:
-    """What connects the trainers: worlds, weight servers, checkpoints; and what it saw."""
+    """What connects the trainers: worlds, weight servers, checkpoints; and what it saw.
+
+    skips: versions whose batch the core does not apply."""
 
     source: random.Random
+    skips: frozenset[int] = frozenset()
     worlds: dict[int, dict[int, SimulatedTrainer]] = field(default_factory=dict)
     meetings: dict[tuple[int, int, int], Meeting] = field(default_factory=dict)
     servers: dict[int, SimulatedTrainer] = field(default_factory=dict)
@@ -283,7 +286,15 @@ class SimulatedTrainer:
         except TimeoutError as error:
             self._quit_world()
             raise TrainerRefused("peer_lost", "a member died") from error
-        core = {"skipped": False, "grad_norm": 0.0, "lr": 0.0, "broadcast_lost": lost}
+        skipped = label[1] in self.fabric.skips
+        core = {
+            "skipped": skipped,
+            "skip_reason": f"mismatch: of version {label[1]}" if skipped else "",
+            "grad_norm": 0.0,
+            "lr": 0.0,
+            "broadcast_lost": lost,
+            "executions": _executions(parts),
+        }
         return {
             "version": label[1] + 1,
             "weights_version": self.label[1] if self.label else None,
@@ -309,6 +320,8 @@ class SimulatedTrainer:
         parts = tuple((cell, indices) for cell, indices, *_ in met.values())
         done = sorted(index for _, indices in parts for index in indices)
         after = hashlib.sha256(f"{self.content}/{batch}/{done}".encode()).hexdigest()[:16]
+        if label[1] in self.fabric.skips:
+            after = self.content
         if is_core:
             await self.fabric.pause(0.1)
             self.fabric.reductions[batch] = Reduction(
@@ -354,6 +367,13 @@ class SimulatedTrainer:
     def _require(self, holds: bool, kind: str, message: str) -> None:
         if not holds:
             raise TrainerRefused(kind, message)
+
+
+def _executions(met: dict[int, Any]) -> list[dict[str, Any]]:
+    """One in each micro-step, as the real core says of all cells'."""
+    done = sorted(index for _, indices, *_ in met.values() for index in indices)
+    kept: dict[str, Any] = {"advantage": 0.0, "num_targets": 1, "ratio": 1.0, "kept": True}
+    return [{"execution": f"e{n}", "group": "g", "micro_step": n, **kept} for n in done]
 
 
 # The rest comes from the core's update and from the agent's clock.

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gyre.core.microstep import ExecutionInfo, MicroStep, Row, Segment
+from gyre.core.microstep import NO_EDGE, Edge, ExecutionInfo, MicroStep, Row, TreeBlock
 from gyre.core.objective import ExecutionTargets, ObjectiveSettings, batch_loss, execution_loss
+from gyre.testkit.block_trees import merged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +29,11 @@ def make_executions(
     prefix_tokens: int = 12,
     turns: int = 3,
     turn_tokens: int = 8,
-) -> list[tuple[ExecutionInfo, list[Segment]]]:
+) -> list[tuple[ExecutionInfo, list[TreeBlock]]]:
     """Executions with a shared system prefix, each with one or two trajectories that share a
-    history of their own. Behaviour log-probabilities are near uniform's, versions 3 and 4.
-    Segment.execution is 0 here; `make_micro_step` numbers them."""
+    history of their own; each trajectory is a block of one edge, laid flat. Behaviour
+    log-probabilities are near uniform's, versions 3 and 4. TreeBlock.execution is 0 here;
+    `make_micro_step` numbers them."""
     system = [rng.randrange(vocab_size) for _ in range(prefix_tokens)]
     return [
         _make_execution(rng, f"e{number}", system, vocab_size, turns, turn_tokens)
@@ -41,8 +43,8 @@ def make_executions(
 
 def _make_execution(
     rng: random.Random, name: str, system: list[int], vocab_size: int, turns: int, size: int
-) -> tuple[ExecutionInfo, list[Segment]]:
-    segments = []
+) -> tuple[ExecutionInfo, list[TreeBlock]]:
+    blocks = []
     history, trained = list(system), 0
     for _ in range(rng.choice([1, 2])):
         tokens, positions = list(history), list[int]()
@@ -52,10 +54,11 @@ def _make_execution(
             positions += range(len(tokens), len(tokens) + sampled)
             tokens += [rng.randrange(vocab_size) for _ in range(sampled)]
         tokens += [rng.randrange(vocab_size) for _ in range(rng.randrange(3))]
-        segments.append(
-            Segment(
+        blocks.append(
+            TreeBlock(
                 execution=0,
                 token_ids=tuple(tokens),
+                edges=(Edge(start=0, stop=len(tokens), parent=NO_EDGE),),
                 target_positions=tuple(positions),
                 behaviour_logprobs=tuple(-6.0 + rng.uniform(-1, 1) for _ in positions),
                 versions=tuple(rng.choice([3, 4]) for _ in positions),
@@ -71,30 +74,35 @@ def _make_execution(
         num_targets=trained,
         temperature=rng.choice([1.0, 0.7]),
     )
-    return info, segments
+    return info, blocks
 
 
 def make_micro_step(
-    executions: Sequence[tuple[ExecutionInfo, Sequence[Segment]]],
+    executions: Sequence[tuple[ExecutionInfo, Sequence[TreeBlock]]],
     *,
     batch: str,
     index: int,
     normalizer: int,
-    segments_per_row: int = 2,
+    blocks_per_row: int = 2,
+    trees: bool = False,
+    window_rows: int | None = None,
 ) -> MicroStep:
+    """trees: an execution's blocks are merged where they share a prefix. window_rows: all rows
+    unless it is given."""
     numbered = [
-        replace(segment, execution=number)
-        for number, (_, segments) in enumerate(executions)
-        for segment in segments
+        replace(block, execution=number)
+        for number, (_, blocks) in enumerate(executions)
+        for block in (merged(blocks) if trees else blocks)
     ]
     rows = tuple(
-        Row(segments=tuple(numbered[start : start + segments_per_row]))
-        for start in range(0, len(numbered), segments_per_row)
+        Row(blocks=tuple(numbered[start : start + blocks_per_row]))
+        for start in range(0, len(numbered), blocks_per_row)
     )
     return MicroStep(
         batch=batch,
         index=index,
         row_tokens=max((row.num_tokens for row in rows), default=1),
+        window_rows=window_rows or max(1, len(rows)),
         normalizer=normalizer,
         executions=tuple(info for info, _ in executions),
         rows=rows,
@@ -108,14 +116,21 @@ class PlainPolicy:
         self.weights = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
         self.config = config
 
-    def logprobs(self, segment: Segment, temperature: float) -> Tensor:
-        """log pi of the segment's targets, in order, with gradient."""
+    def logprobs(self, block: TreeBlock, temperature: float) -> Tensor:
+        """log pi of the block's targets, in order, with gradient; path by path."""
         import torch
 
-        tokens = torch.tensor(segment.token_ids)
-        positions = torch.tensor(segment.target_positions)
-        logits = self._hidden(tokens)[positions - 1] @ self._output().T / temperature
-        return torch.log_softmax(logits, -1).gather(1, tokens[positions][:, None])[:, 0]
+        targets = frozenset(block.target_positions)
+        found: dict[int, Tensor] = {}
+        for leaf in block.leaves:
+            path = block.path(leaf)
+            wanted = [n for n, place in enumerate(path) if place in targets and place not in found]
+            tokens = torch.tensor([block.token_ids[place] for place in path])
+            positions = torch.tensor(wanted, dtype=torch.int64)
+            logits = self._hidden(tokens)[positions - 1] @ self._output().T / temperature
+            chosen = torch.log_softmax(logits, -1).gather(1, tokens[positions][:, None])[:, 0]
+            found |= {path[n]: value for n, value in zip(wanted, chosen, strict=True)}
+        return torch.stack([found[place] for place in block.target_positions])
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: w.grad for name, w in self.weights.items() if w.grad is not None}
@@ -192,16 +207,17 @@ def plain_gradients(
     normalizer = 1
     for step in steps:
         normalizer = step.normalizer
-        computed: dict[int, list[tuple[Segment, Tensor]]] = defaultdict(list)
-        for segment in step.segments:
-            temperature = step.executions[segment.execution].temperature
-            computed[segment.execution].append((segment, policy.logprobs(segment, temperature)))
+        computed: dict[int, list[tuple[TreeBlock, Tensor]]] = defaultdict(list)
+        for block in step.blocks:
+            if block.target_positions:
+                temperature = step.executions[block.execution].temperature
+                computed[block.execution].append((block, policy.logprobs(block, temperature)))
         for number, pairs in computed.items():
             logprobs = torch.cat([values for _, values in pairs])
             targets = ExecutionTargets(
                 advantage=step.executions[number].advantage,
                 logprobs=tuple(logprobs.tolist()),
-                behaviour_logprobs=tuple(b for s, _ in pairs for b in s.behaviour_logprobs),
+                behaviour_logprobs=tuple(p for b, _ in pairs for p in b.behaviour_logprobs),
             )
             slopes = torch.tensor(execution_loss(targets, settings).gradient, dtype=logprobs.dtype)
             (logprobs @ slopes / normalizer).backward()  # type: ignore[no-untyped-call]

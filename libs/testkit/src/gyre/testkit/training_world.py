@@ -72,6 +72,7 @@ class _AtOnce(Snapshots):
 @dataclass(kw_only=True)
 class TrainingWorld:
     """log: every fact, in order. lag_s: of the log. micro_step_s, execution_s: at most.
+    skips: versions whose batch the core does not apply.
     spare: cells beyond those that the job asks for. snapshot_every: facts between two snapshots of
     a scheduler, None for one that reads the whole log when it starts."""
 
@@ -85,6 +86,7 @@ class TrainingWorld:
     execution_s: float = 3.0
     heldout_tasks: tuple[str, ...] = ()
     spare: int = 0
+    skips: frozenset[int] = frozenset()
     snapshot_every: int | None = None
 
     source: random.Random = field(init=False)
@@ -100,7 +102,7 @@ class TrainingWorld:
     async def run(self) -> None:
         """Live through the job. Raises Stalled, or whatever a service died of."""
         self.source = random.Random(self.seed)
-        self.fabric = Fabric(self.source)
+        self.fabric = Fabric(self.source, self.skips)
         self.inner = MemoryEventLog(clock=VirtualClock())
         self.cells = [
             CellLife(cell, self.home, self.fabric, self._new_log, self.micro_step_s)

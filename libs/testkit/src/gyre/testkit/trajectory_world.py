@@ -8,6 +8,7 @@ aborted and an undelivered call, an earlier attempt. `World` appends such facts 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,9 +170,17 @@ class World:
             group=group, task="t", executions=tuple(f"{group}-e{place}" for place in executions)
         )
 
-    async def finish(self, execution: str, reward: float | None, *, attempt: int = 1) -> None:
-        """Calls, seal and score of one execution. reward None: excluded."""
-        for event in calls_of(execution, self.seed, attempt=attempt):
+    async def finish(
+        self,
+        execution: str,
+        reward: float | None,
+        *,
+        attempt: int = 1,
+        calls: Sequence[Body] | None = None,
+    ) -> None:
+        """Calls, seal and score of one execution. reward None: excluded. calls: `calls_of` unless
+        they are given."""
+        for event in calls or calls_of(execution, self.seed, attempt=attempt):
             await self.say(subjects.calls(self.job, execution), event)
         body: Body = ExecutionExcluded(execution=execution, reason="broken scorer")
         if reward is not None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.failpoints import failpoint
+from gyre.adapters.logging import get_logger
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.reports import ProcessLost, Report
 from gyre.cell_agent.settings import CellAgentSettings
+from gyre.cell_agent.step_records import step_record
 from gyre.cell_agent.trainer.client import TrainerRefused
 from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
@@ -227,7 +229,11 @@ class Stepping:
             micro_steps=owners,
             statistics=statistics,
             skipped=answer["skipped"],
+            skip_reason=answer["skip_reason"],
+            record=self._blobs.put(step_record(batch, answer)),
         )
+        if body.skipped:
+            get_logger().warning("step_skipped", batch=batch.batch, reason=body.skip_reason)
         return Report(body=body)
 
     async def save_checkpoint(self, duty: duties.SaveCheckpoint, state: CellState) -> list[Report]:

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from gyre.adapters.blobs import BlobStore
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.failpoints import failpoint
-from gyre.adapters.journal import Journal
-from gyre.adapters.logging import get_logger
-from gyre.adapters.microsteps import encode_microstep
+from gyre.adapters.journal import Fact, Journal
 from gyre.contracts import subjects
-from gyre.contracts.envelope import Body, Envelope
+from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallUndelivered
-from gyre.contracts.events.groups import (
-    GroupClaimed,
-    GroupReady,
-    MicroStepEmitted,
-    StreamClosed,
-)
+from gyre.contracts.events.groups import GroupReady, MicroStepEmitted, StreamClosed
 from gyre.contracts.events.scheduling import Dispatched, GroupDropped, JobFinished
-from gyre.core.groups import Batch, Group, JobGroups, evolve, next_draw, next_ready
-from gyre.core.microstep import MicroStep
+from gyre.core.groups import JobGroups, evolve, next_draw, next_quarantined, next_ready
 from gyre.trajectory.inbox import Inbox, Incoming
+from gyre.trajectory.statements import Job, Statements
 from gyre.trajectory.trees import Trees
 from gyre.trajectory.workbench import Workbench
 
@@ -46,15 +37,6 @@ class OwnEventMissing(Exception):
     """An event that this service appended did not come back from the log."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """last_event: id of the last fact folded, the cause of what is appended next."""
-
-    groups: JobGroups
-    workbench: Workbench | None = None
-    last_event: str = ""
-
-
 class Trajectories:
     """All jobs' groups, trees and open batches.
 
@@ -65,7 +47,7 @@ class Trajectories:
         self.trees = Trees(journal)
         self.jobs: dict[str, Job] = {}
         self._journal = journal
-        self._blobs = blobs
+        self._say = Statements(journal, blobs)
         self._inbox = Inbox(journal, self.trees.lose)
         self._restless: set[str] = set()
         self._folded = dict.fromkeys(Stream, 0)
@@ -139,16 +121,16 @@ class Trajectories:
             return
         evolve(job.groups, incoming.fact.sequence, envelope.body)
         if incoming.stream is Stream.CALLS:
-            self._fold_call(job, envelope)
+            self._fold_call(job, incoming.fact)
         self._forget(job, envelope.body)
         job.last_event = envelope.id
         if not isinstance(envelope.body, _CHANGES_NOTHING_OWED):
             self._restless.add(envelope.job)
 
-    def _fold_call(self, job: Job, envelope: Envelope) -> None:
-        execution = envelope.aggregate.rpartition(".")[2]
+    def _fold_call(self, job: Job, fact: Fact) -> None:
+        execution = fact.envelope.aggregate.rpartition(".")[2]
         if job.groups.trains(execution):
-            self.trees.fold(execution, envelope.body)
+            self.trees.fold(execution, fact)
 
     def _forget(self, job: Job, body: Body) -> None:
         """Drops the trees that nothing will train any more."""
@@ -188,9 +170,11 @@ class Trajectories:
     async def _pay(self, job: Job) -> int | None:
         if job.groups.finished:
             return None
+        if (quarantined := next_quarantined(job.groups, self.trees.damaged)) is not None:
+            return await self._say.quarantined(job, quarantined)
         ready = next_ready(job.groups)
         if ready is not None:
-            return await self._append_ready(job, ready)
+            return await self._say.ready(job, ready)
         batch = job.groups.batch
         if batch is None or batch.closed:
             job.workbench = None
@@ -198,91 +182,11 @@ class Trajectories:
         if job.workbench is None or job.workbench.batch is not batch:
             job.workbench = Workbench(job.groups, batch, self.trees)
         micro_step = await job.workbench.next_micro_step()
+        if (quarantined := next_quarantined(job.groups, self.trees.damaged)) is not None:
+            return await self._say.quarantined(job, quarantined)
         if micro_step is not None:
-            return await self._append_micro_step(job, micro_step, batch)
+            return await self._say.micro_step(job, micro_step, batch)
         if batch.all_drawn:
-            return await self._append_closed(job, batch, job.workbench)
+            return await self._say.closed(job, batch, job.workbench)
         group = next_draw(job.groups)
-        return None if group is None else await self._append_claim(job, group, batch)
-
-    async def _append_ready(self, job: Job, ready: GroupReady) -> int:
-        sequence = await self._append(
-            job, subjects.group(job.groups.job, ready.group), ready, (ready.group,), expected=0
-        )
-        get_logger().info(
-            "group_ready",
-            job=job.groups.job,
-            group=ready.group,
-            rewards=[one.reward for one in ready.outcomes],
-            zero_weight=ready.zero_weight,
-        )
-        return sequence
-
-    async def _append_claim(self, job: Job, group: Group, batch: Batch) -> int:
-        sequence = await self._append(
-            job,
-            subjects.group(job.groups.job, group.group),
-            GroupClaimed(group=group.group, batch=batch.batch),
-            (group.group, batch.batch),
-            expected=group.last_sequence,
-        )
-        failpoint("trajectory.after_claim")
-        return sequence
-
-    async def _append_micro_step(self, job: Job, micro_step: MicroStep, batch: Batch) -> int:
-        payload = await asyncio.to_thread(encode_microstep, micro_step)
-        digest = await asyncio.to_thread(self._blobs.put, payload)
-        body = MicroStepEmitted(
-            batch=batch.batch,
-            index=micro_step.index,
-            digest=digest,
-            executions=tuple(info.execution for info in micro_step.executions),
-            num_rows=len(micro_step.rows),
-            row_tokens=micro_step.row_tokens,
-            num_tokens=micro_step.num_tokens,
-            num_targets=micro_step.num_targets,
-        )
-        sequence = await self._append_to_stream(job, batch, body, micro_step.index)
-        get_logger().info(
-            "micro_step_emitted",
-            job=job.groups.job,
-            batch=batch.batch,
-            index=body.index,
-            num_tokens=body.num_tokens,
-            fill=round(body.num_tokens / (body.num_rows * body.row_tokens), 4),
-        )
-        return sequence
-
-    async def _append_closed(self, job: Job, batch: Batch, workbench: Workbench) -> int:
-        body = StreamClosed(
-            batch=batch.batch,
-            groups=tuple(group.group for group in batch.groups),
-            num_micro_steps=batch.num_micro_steps,
-            num_targets=batch.num_targets,
-            num_paths_too_long=await workbench.num_paths_too_long(),
-        )
-        return await self._append_to_stream(job, batch, body, batch.num_micro_steps)
-
-    async def _append_to_stream(self, job: Job, batch: Batch, body: Body, index: int) -> int:
-        return await self._append(
-            job,
-            subjects.batch_stream(job.groups.job, batch.batch),
-            body,
-            (batch.batch, index),
-            expected=batch.last_sequence,
-        )
-
-    async def _append(
-        self, job: Job, subject: str, body: Body, cause: tuple[str | int, ...], *, expected: int
-    ) -> int:
-        """Raises SequenceConflict: another writer is on our subject, and a restart folds anew."""
-        sequence = await self._journal.append(
-            subject,
-            body,
-            job=job.groups.job,
-            cause=(job.groups.job, *cause),
-            expected=expected,
-            causation=job.last_event,
-        )
-        failpoint("trajectory.after_append")
-        return sequence
+        return None if group is None else await self._say.claim(job, group, batch)

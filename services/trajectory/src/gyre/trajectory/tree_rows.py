@@ -1,127 +1,190 @@
-"""Rows of `tree_nodes`: one a node of an execution's tree, upserted call by call.
+"""Rows of `tree_nodes` and `trees`: an execution's tree, node by node, as its calls come.
 
-kind: `input` or `sampled`. provenance: `external` for what the policy read, else the status of the
-call that sampled it; only `committed` ones may be trained. call_id: the call that brought the node.
+Nodes are added with COPY and never changed, but for the provenance of a call whose answer did not
+arrive. What does not fit the tree, or is lost, damages its execution alone: `trees.damaged` says
+why, and nothing is added to it from then on. `tree_reading` gives the tree back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from sqlalchemy import Integer, func, select, update
+from sqlalchemy import Integer, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gyre.adapters.journal import Fact
+from gyre.adapters.failpoints import failpoint
+from gyre.adapters.journal import EventLost, Fact
 from gyre.adapters.logging import get_logger
-from gyre.adapters.tables import logprob_bytes, token_bytes, tree_nodes
-from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered
-from gyre.core.tree_nodes import ASSISTANT
+from gyre.adapters.postgres import copy_rows
+from gyre.adapters.tables import tree_nodes, trees
+from gyre.core.causes import causes
+from gyre.core.records import RecordError
+from gyre.trajectory.tree_reading import read_outline
+from gyre.trajectory.tree_shapes import SAMPLED, UNDELIVERED, Row, Shape, is_plain
 
-EXTERNAL = "external"
 _TOKEN_BYTES = 4
+# Of shapes that are kept, 250 B each: two thousand executions with as many nodes, a fifth of what
+# their trees take. Those of others are read back from their rows.
+_MOST_NODES = 4_000_000
 
-Ends = dict[str, int]
+
+@dataclass(slots=True)
+class _News:
+    """What a write adds. rows: new nodes by (execution, node). undelivered: earlier ones whose
+    answer did not arrive. sealed: executions that may have causes now."""
+
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    undelivered: list[tuple[str, str]] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.rows[row["execution"], row["node_id"]] = row
+
+    def undeliver(self, execution: str, node: str) -> None:
+        row = self.rows.get((execution, node))
+        if row is None:
+            self.undelivered.append((execution, node))
+        else:
+            row["provenance"] = UNDELIVERED
 
 
 class TreeRows:
-    """Keeps, for executions that still call, where each node's path ends: a node's position is the
-    end of its parent. After a restart an execution's ends are read back from its rows."""
+    """Writes both tables (`projections.Writer`). Keeps the shapes of executions that call."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, Ends] = {}
+        self._shapes: dict[str, Shape] = {}
 
-    async def write(self, connection: AsyncConnection, facts: Sequence[Fact]) -> None:
-        rows: list[dict[str, Any]] = []
+    async def clear(self, connection: AsyncConnection) -> None:
+        self.forget()
+        await connection.execute(text("TRUNCATE tree_nodes, trees"))
+
+    def forget(self) -> None:
+        self._shapes.clear()
+
+    async def write(
+        self, connection: AsyncConnection, facts: Sequence[Fact], lost: Sequence[EventLost] = ()
+    ) -> None:
+        subjects = [error.subject for error in lost] + [fact.envelope.aggregate for fact in facts]
+        concerned = dict(map(_execution_and_job, subjects))
+        await self._read_shapes(connection, concerned)
+        for error in lost:
+            self._damage(_execution_and_job(error.subject)[0], error)
+        news = _News()
         for fact in facts:
-            match fact.body:
-                case CallRecorded() as call:
-                    ends = await self._ends_of(connection, call.execution)
-                    rows.extend(_rows(fact.job, call, ends))
-                case CallUndelivered() as undelivered:
-                    await _flush(connection, rows)
-                    await _set_provenance(connection, undelivered)
-                case CallsSealed(execution=execution):
-                    self._ends.pop(execution, None)
-                case _:
-                    continue
-        await _flush(connection, rows)
+            self._fold(_execution_and_job(fact.envelope.aggregate)[0], fact, news)
+        await copy_rows(connection, tree_nodes, news.rows.values())
+        failpoint("trajectory.rows_copied")
+        await _undeliver(connection, news.undelivered)
+        await _upsert(connection, [self._shapes[execution].row() for execution in concerned])
+        for execution in news.sealed:
+            await _write_causes(connection, execution)
+        self._drop_some(concerned)
 
-    async def _ends_of(self, connection: AsyncConnection, execution: str) -> Ends:
-        if execution not in self._ends:
-            column = tree_nodes.c
-            length = func.octet_length(column.token_ids, type_=Integer) / _TOKEN_BYTES
-            found = await connection.execute(
-                select(column.node_id, column.position + length).where(
-                    column.execution == execution
-                )
+    def _fold(self, execution: str, fact: Fact, news: _News) -> None:
+        shape = self._shapes[execution]
+        if shape.damaged is not None:
+            return
+        was_sealed = shape.sealed
+        try:
+            rows, undelivered = shape.fold(fact.sequence, fact.body)
+        except RecordError as error:
+            self._damage(execution, error)
+            return
+        news.add(rows)
+        if undelivered is not None:
+            news.undeliver(execution, undelivered)
+        if shape.sealed and not was_sealed and not shape.is_plain:
+            news.sealed.append(execution)
+
+    def _damage(self, execution: str, error: Exception) -> None:
+        shape = self._shapes[execution]
+        if shape.damaged is None:
+            shape.damaged = str(error).replace("\0", "\\0")  # Postgres keeps no NUL
+            get_logger().error("tree_damaged", execution=execution, error=shape.damaged)
+
+    async def _read_shapes(self, connection: AsyncConnection, concerned: dict[str, str]) -> None:
+        """Of those that are not kept, from their rows; a new one for who has none."""
+        missing = [execution for execution in concerned if execution not in self._shapes]
+        for execution in missing:
+            self._shapes[execution] = Shape(execution=execution, job=concerned[execution])
+        if not missing:
+            return
+        known = select(trees).where(trees.c.execution.in_(missing))
+        found = (await connection.execute(known)).all()
+        for row in found:
+            shape = self._shapes[row.execution]
+            shape.sealed, shape.damaged = row.sealed, row.damaged
+        column = tree_nodes.c
+        length = func.octet_length(column.token_ids, type_=Integer) / _TOKEN_BYTES
+        nodes = (
+            select(
+                *(column.execution, column.node_id, column.kind, column.call_id),
+                *(column.request_role, column.fork_reason),
+                (column.position + length).label("end"),
             )
-            self._ends[execution] = {node: int(end) for node, end in found}
-        return self._ends[execution]
+            .where(column.execution.in_([row.execution for row in found]))
+            .order_by(column.execution, column.ordinal)
+        )
+        for row in await connection.execute(nodes) if found else ():
+            shape = self._shapes[row.execution]
+            shape.ends[row.node_id] = int(row.end)
+            if row.kind == SAMPLED:
+                shape.calls[row.call_id] = row.node_id
+                shape.is_plain = shape.is_plain and is_plain(row.request_role, row.fork_reason)
+
+    def _drop_some(self, concerned: Iterable[str]) -> None:
+        """Of executions whose calls are over; then of those that have not called for longest."""
+        for execution in concerned:
+            shape = self._shapes.pop(execution)
+            if not shape.sealed:
+                self._shapes[execution] = shape
+        num_nodes = sum(len(shape.ends) for shape in self._shapes.values())
+        while num_nodes > _MOST_NODES:
+            num_nodes -= len(self._shapes.pop(next(iter(self._shapes))).ends)
 
 
-def _rows(job: str, call: CallRecorded, ends: Ends) -> Iterator[dict[str, Any]]:
-    """The call's new nodes; adds their ends to `ends`. A call below an unknown node has none."""
-    if call.parent is not None and call.parent not in ends:
-        get_logger().error("tree_damaged", execution=call.execution, call=call.call)
+def _execution_and_job(subject: str) -> tuple[str, str]:
+    """Of calls.<job>.exec.<execution>."""
+    _, job, _, execution = subject.split(".")
+    return execution, job
+
+
+async def _undeliver(connection: AsyncConnection, nodes: Sequence[tuple[str, str]]) -> None:
+    if not nodes:
         return
-    common = {"execution": call.execution, "job": job, "call_id": call.call}
-    parent = call.parent
-    for segment in call.segments:
-        yield (
-            common
-            | _node(segment.node, parent, segment.token_ids, ends)
-            | {
-                "kind": "input",
-                "role": segment.role,
-                "logprobs": None,
-                "provenance": EXTERNAL,
-                "fork_reason": None,
-                "spans": [],
-            }
-        )
-        parent = segment.node
-    yield (
-        common
-        | _node(call.node, parent, call.output_ids, ends)
-        | {
-            "kind": "sampled",
-            "role": ASSISTANT,
-            "logprobs": logprob_bytes(call.output_logprobs),
-            "provenance": call.outcome,
-            "fork_reason": call.fork_reason,
-            "spans": [span.model_dump() for span in call.spans],
-        }
-    )
-
-
-def _node(node: str, parent: str | None, token_ids: Sequence[int], ends: Ends) -> dict[str, Any]:
-    position = 0 if parent is None else ends[parent]
-    ends[node] = position + len(token_ids)
-    return {
-        "node_id": node,
-        "parent": parent,
-        "token_ids": token_bytes(token_ids),
-        "position": position,
-    }
-
-
-async def _flush(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
-    """Inserts and empties `rows`; a node that is there already is the same node."""
-    if rows:
-        await connection.execute(insert(tree_nodes).on_conflict_do_nothing(), rows)
-        rows.clear()
-
-
-async def _set_provenance(connection: AsyncConnection, event: CallUndelivered) -> None:
     column = tree_nodes.c
-    await connection.execute(
+    statement = (
         update(tree_nodes)
-        .where(
-            column.execution == event.execution,
-            column.call_id == event.call,
-            column.kind == "sampled",
-        )
-        .values(provenance="undelivered")
+        .where(column.execution == bindparam("of"), column.node_id == bindparam("node"))
+        .values(provenance=UNDELIVERED)
     )
+    await connection.execute(statement, [{"of": of, "node": node} for of, node in nodes])
+
+
+async def _upsert(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    new = insert(trees)
+    changing = ("num_nodes", "num_calls", "sealed", "damaged")
+    statement = new.on_conflict_do_update(
+        index_elements=["execution"], set_={name: new.excluded[name] for name in changing}
+    )
+    await connection.execute(statement, rows)
+
+
+async def _write_causes(connection: AsyncConnection, execution: str) -> None:
+    """Of a tree that is sealed: only then is it known what went on from what."""
+    found = causes(await read_outline(connection, execution))
+    if not found:
+        return
+    column = tree_nodes.c
+    statement = (
+        update(tree_nodes)
+        .where(column.execution == execution, column.node_id == bindparam("node"))
+        .values(caused_by=bindparam("by_node"), cause=bindparam("how"))
+    )
+    rows = [{"node": node, "by_node": one.node, "how": one.kind} for node, one in found.items()]
+    await connection.execute(statement, rows)

@@ -7,29 +7,50 @@ emitted, in that order) depend on the log alone, so a restart goes on where the 
 
 from __future__ import annotations
 
-from gyre.adapters.logging import get_logger
+from dataclasses import dataclass
+
 from gyre.contracts.job import JobSpec
 from gyre.core.admission import seeded
 from gyre.core.groups import Batch, JobGroups, Trainee, trainees
-from gyre.core.microstep import ExecutionInfo, MicroStep, Row, Segment
+from gyre.core.harness import harness_profile
+from gyre.core.microstep import ExecutionInfo, MicroStep, Row, TreeBlock
 from gyre.core.packing import Bundle, PackedStep, next_step, shape_of
-from gyre.core.samples import ExecutionSamples, Sample, SampleError, draw_samples
-from gyre.core.tree import TreeError
+from gyre.core.records import RecordError
+from gyre.core.samples import Block, ExecutionSamples, SampleError, draw_samples
 from gyre.trajectory.trees import Trees
 
-NOTHING = ExecutionSamples(samples=(), num_targets=0, num_paths_too_long=0, temperature=1.0)
+NOTHING = ExecutionSamples(
+    blocks=(), num_targets=0, num_paths=0, num_paths_too_long=0, temperature=1.0
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What admission came to. num_targets: those that it chose. num_paths_too_long: leaves that
+    were dropped before."""
+
+    num_targets: int = 0
+    num_paths_too_long: int = 0
+
+    def __add__(self, other: Chosen) -> Chosen:
+        return Chosen(
+            num_targets=self.num_targets + other.num_targets,
+            num_paths_too_long=self.num_paths_too_long + other.num_paths_too_long,
+        )
 
 
 class Workbench:
-    """One batch's samples. Mutated by `next_micro_step` and `num_paths_too_long`."""
+    """One batch's samples. Mutated by `next_micro_step` and `chosen`."""
 
     def __init__(self, state: JobGroups, batch: Batch, trees: Trees) -> None:
         self.batch = batch
         self._job = state.job
         self._spec = state.required_spec
+        admission = self._spec.admission
+        self._shape = shape_of(admission.row_tokens, admission.tokens_per_micro_step)
         self._trees = trees
         self._samples: dict[str, ExecutionSamples] = {}
-        self._too_long: dict[str, int] = {}
+        self._chosen: dict[str, Chosen] = {}
 
     async def next_micro_step(self) -> MicroStep | None:
         """The batch's next micro-step, None when more groups should be drawn or all is out."""
@@ -41,17 +62,15 @@ class Workbench:
                 await self._draw(trainee)
                 pending[trainee.execution] = trainee
         bundles = [_bundle(execution, self._samples[execution]) for execution in pending]
-        admission = self._spec.admission
-        shape = shape_of(admission.row_tokens, admission.tokens_per_micro_step)
-        step = next_step(bundles, shape, closing=self.batch.all_drawn)
+        step = next_step(bundles, self._shape, closing=self.batch.all_drawn)
         return None if step is None else self._micro_step(step, pending)
 
-    async def num_paths_too_long(self) -> int:
-        """Leaves of the batch's trained executions that were dropped before admission."""
+    async def chosen(self) -> Chosen:
+        """Of all the batch's trained executions, those of an earlier life drawn again."""
         for trainee in trainees(self.batch):
-            if trainee.execution not in self._too_long:
+            if trainee.execution not in self._chosen:
                 await self._draw(trainee)
-        return sum(self._too_long.values())
+        return sum(self._chosen.values(), Chosen())
 
     async def _draw(self, trainee: Trainee) -> None:
         """Admission; records that cannot be trained leave the execution without targets."""
@@ -65,13 +84,16 @@ class Workbench:
                 attempt=trainee.attempt,
                 row_tokens=self._spec.admission.row_tokens,
                 max_trajectories=self._spec.admission.max_trajectories,
+                class_order=harness_profile(self._spec.harness.profile).class_order,
                 rng=seeded(self._spec.seed, execution),
             )
-        except (TreeError, SampleError) as error:
-            get_logger().error("execution_quarantined", execution=execution, error=str(error))
+        except (RecordError, SampleError) as error:
+            self._trees.condemn(execution, error)
             samples = NOTHING
         self._samples[execution] = samples
-        self._too_long[execution] = samples.num_paths_too_long
+        self._chosen[execution] = Chosen(
+            num_targets=samples.num_targets, num_paths_too_long=samples.num_paths_too_long
+        )
 
     def _micro_step(self, step: PackedStep, pending: dict[str, Trainee]) -> MicroStep:
         number = {execution: place for place, execution in enumerate(step.executions)}
@@ -79,16 +101,17 @@ class Workbench:
             batch=self.batch.batch,
             index=self.batch.num_micro_steps,
             row_tokens=step.row_tokens,
+            window_rows=self._shape.num_rows,
             normalizer=normalizer(self._spec, self.batch),
             executions=tuple(
                 _info(pending[execution], self._samples[execution]) for execution in step.executions
             ),
             rows=tuple(
                 Row(
-                    segments=tuple(
-                        _segment(
+                    blocks=tuple(
+                        _block(
                             number[placement.execution],
-                            self._samples[placement.execution].samples[placement.trajectory],
+                            self._samples[placement.execution].blocks[placement.block],
                         )
                         for placement in row
                     )
@@ -104,7 +127,7 @@ def normalizer(spec: JobSpec, batch: Batch) -> int:
 
 
 def _bundle(execution: str, samples: ExecutionSamples) -> Bundle:
-    lengths = tuple(len(sample.token_ids) for sample in samples.samples)
+    lengths = tuple(len(block.token_ids) for block in samples.blocks)
     return Bundle(execution=execution, lengths=lengths)
 
 
@@ -118,11 +141,13 @@ def _info(trainee: Trainee, samples: ExecutionSamples) -> ExecutionInfo:
     )
 
 
-def _segment(execution: int, sample: Sample) -> Segment:
-    return Segment(
+def _block(execution: int, block: Block) -> TreeBlock:
+    return TreeBlock(
         execution=execution,
-        token_ids=tuple(sample.token_ids),
-        target_positions=tuple(sample.target_positions),
-        behaviour_logprobs=tuple(sample.logprobs),
-        versions=tuple(sample.versions),
+        token_ids=tuple(block.token_ids),
+        edges=block.edges,
+        target_positions=tuple(block.target_positions),
+        behaviour_logprobs=tuple(block.logprobs),
+        versions=tuple(block.versions),
+        num_repeated_tokens=block.num_repeated_tokens,
     )

@@ -43,9 +43,27 @@ class GroupClaimed(Body):
 
 
 @event
+class ExecutionQuarantined(Body):
+    """The records of its calls cannot be trained: it has no targets. Its siblings, its reward in
+    their baseline and its group's place among the B stay as they are. error: what is wrong with
+    which record."""
+
+    TYPE: ClassVar[str] = "execution_quarantined"
+    group: str
+    execution: str
+    error: str
+
+
+@event
 class MicroStepEmitted(Body):
     """A unit of training work: packed rows of whole executions. digest: of its blob (SHA-256).
-    Its index is its place in the batch; cells claim it by index."""
+    Its index is its place in the batch; cells claim it by index.
+
+    num_tokens: what the rows carry, each execution's shared prefixes once. num_repeated_tokens:
+    those of them that are there again because a tree was larger than a row. num_paths: admitted
+    trajectories; num_path_tokens: their tokens laid flat, one path behind the other, so that
+    num_path_tokens - num_tokens is what sharing saves. 0 where an older service did not say.
+    """
 
     TYPE: ClassVar[str] = "micro_step_emitted"
     batch: str
@@ -56,11 +74,19 @@ class MicroStepEmitted(Body):
     row_tokens: int
     num_tokens: int
     num_targets: int
+    num_paths: int = 0
+    num_path_tokens: int = 0
+    num_repeated_tokens: int = 0
 
 
 @event
 class StreamClosed(Body):
-    """B groups are in and all their micro-steps are out."""
+    """B groups are in and all their micro-steps are out.
+
+    num_targets: in the micro-steps. num_admitted_targets: chosen by admission, counted when the
+    paths were drawn; the two are equal, or targets were lost on the way. 0 where an older service
+    did not say.
+    """
 
     TYPE: ClassVar[str] = "stream_closed"
     batch: str
@@ -68,3 +94,4 @@ class StreamClosed(Body):
     num_micro_steps: int
     num_targets: int
     num_paths_too_long: int = 0
+    num_admitted_targets: int = 0

@@ -17,7 +17,14 @@ Invariants (tests/properties/test_group_law.py):
 
 from gyre.core.groups.bound import leaves_room
 from gyre.core.groups.evolve import evolve
-from gyre.core.groups.owed import Trainee, group_ready, next_draw, next_ready, trainees
+from gyre.core.groups.owed import (
+    Trainee,
+    group_ready,
+    next_draw,
+    next_quarantined,
+    next_ready,
+    trainees,
+)
 from gyre.core.groups.state import Batch, Group, JobGroups, Scored
 
 __all__ = [
@@ -30,6 +37,7 @@ __all__ = [
     "group_ready",
     "leaves_room",
     "next_draw",
+    "next_quarantined",
     "next_ready",
     "trainees",
 ]

@@ -7,6 +7,7 @@ from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed, StepCompleted
 from gyre.contracts.events.executions import Terminated
 from gyre.contracts.events.groups import (
+    ExecutionQuarantined,
     GroupClaimed,
     GroupReady,
     MicroStepEmitted,
@@ -63,6 +64,10 @@ def evolve(state: JobGroups, sequence: int, body: Body) -> None:
             _end(state, execution, by_itself=ended_by_itself(reason))
         case CallsSealed(execution=execution):
             _seal(state, execution)
+        case ExecutionQuarantined():
+            group = state.groups[body.group]
+            group.quarantined[body.execution] = body.error
+            group.last_sequence = sequence
         case GroupReady():
             _ready(state, sequence, body)
         case GroupClaimed():

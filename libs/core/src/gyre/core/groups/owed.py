@@ -1,16 +1,32 @@
-"""What the log is owed by a job's groups: the next `group_ready`, the next draw, whom to train."""
+"""What the log is owed by a job's groups: who is in quarantine, the next `group_ready`, the next
+draw, whom to train."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gyre.contracts.events.groups import ExecutionOutcome, GroupReady
+from gyre.contracts.events.groups import ExecutionOutcome, ExecutionQuarantined, GroupReady
 from gyre.core.advantage import AdvantageKind, Outcome, group_advantages
 from gyre.core.groups.bound import leaves_room
 from gyre.core.groups.state import Batch, Group, JobGroups
 
 # What an execution comes to that was not kept.
 SURPLUS = Outcome(disposition="surplus", reward=None)
+
+
+def next_quarantined(state: JobGroups, damaged: Mapping[str, str]) -> ExecutionQuarantined | None:
+    """The first of the `damaged` executions of which it is not said yet, with what is wrong with
+    its records. What was trained before they were lost has been trained."""
+    batch = state.batch
+    for execution, error in damaged.items():
+        group = state.group_of.get(execution)
+        if group is None or group.dropped or execution in group.quarantined:
+            continue
+        consumed = group.batch is not None and (batch is None or group.batch != batch.batch)
+        if not consumed and (batch is None or execution not in batch.emitted):
+            return ExecutionQuarantined(group=group.group, execution=execution, error=error)
+    return None
 
 
 def next_ready(state: JobGroups) -> GroupReady | None:
@@ -89,7 +105,8 @@ class Trainee:
 
 
 def trainees(batch: Batch) -> list[Trainee]:
-    """Valid executions of the batch's weighted groups, in the order they were drawn."""
+    """Valid executions of the batch's weighted groups, in the order they were drawn; without those
+    in quarantine."""
     return [
         Trainee(
             execution=outcome.execution,
@@ -101,6 +118,7 @@ def trainees(batch: Batch) -> list[Trainee]:
         if group.ready is not None and not group.ready.zero_weight
         for outcome in group.ready.outcomes
         if outcome.disposition == "valid"
+        and outcome.execution not in group.quarantined
         and (attempt := group.scores[outcome.execution].attempt) is not None
     ]
 

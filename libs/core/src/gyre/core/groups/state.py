@@ -25,7 +25,8 @@ class Group:
     batch: the batch that claimed it, None while it lies in the buffer.
 
     num_kept: N, of the N' in `executions`. ended: execution -> whether it ended by itself, in the
-    order of the log. dropped: never to be drawn, another group came for it.
+    order of the log. dropped: never to be drawn, another group came for it. quarantined: execution
+    -> why the records of its calls cannot be trained.
     """
 
     group: str
@@ -39,6 +40,7 @@ class Group:
     scores: dict[str, Scored] = field(default_factory=dict)
     sealed: set[str] = field(default_factory=set)
     ended: dict[str, bool] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
     dropped: bool = False
     ready: GroupReady | None = None
     batch: str | None = None

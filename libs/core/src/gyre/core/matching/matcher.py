@@ -62,8 +62,10 @@ class Matcher:
         system = messages[0] if messages[0].role == "system" else None
         key = tools_key(tools)
         keys = head_keys(key, system)
-        first = next(iter(self.tree.calls.values()), None)
-        head = None if first is None else self.tree.path(first)[0]
+        # What the program asked for itself, a title for one, says nothing of its agents' heads.
+        asked = ((node, node.sampled) for node in self.tree.sampled())
+        first = next((node for node, one in asked if one and one.request_role != "other"), None)
+        head = None if first is None else self.tree.path(first.id)[0]
         if head is None or not is_head(head) or (system is None and not tools):
             return Opening(tools=key, keys=keys, is_first=True)
         bare = self._inputs.exact(None, head_keys(tools_key(()), None))

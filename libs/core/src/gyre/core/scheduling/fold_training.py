@@ -99,6 +99,8 @@ def _step_completed(state: JobState, body: cell_events.StepCompleted) -> None:
         return
     state.version = body.version
     state.num_steps_done += 1
+    state.num_skipped_in_a_row = state.num_skipped_in_a_row + 1 if body.skipped else 0
+    state.last_skip = body.skip_reason
     state.batch = None
     state.supply_since = None
     for cell in state.in_order:
@@ -151,6 +153,8 @@ def _checkpoint_saved(state: JobState, body: cell_events.CheckpointSaved) -> Non
 def _restored(state: JobState, body: sched.Restored) -> None:
     state.lineage = body.lineage
     state.version = state.num_steps_done = body.version
+    # The steps behind the checkpoint are done again.
+    state.num_skipped_in_a_row = 0
     state.batch = state.supply_since = None
     if not (state.burst is not None and state.burst.ended and state.published < body.version):
         state.burst = None

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from gyre.contracts.events.scheduling import GroupPlan
 from gyre.core.scheduling.state import JobState
+
+_EXECUTION = re.compile(r"(.+)-(?:g|hb|ha|hm\d+v\d+-)\d{4,}-e\d+")
+
+
+def job_of(execution: str) -> str | None:
+    """The job that calls an execution so; None for a name that no job gives."""
+    found = _EXECUTION.fullmatch(execution)
+    return None if found is None else found[1]
 
 
 def training_groups(state: JobState, num: int) -> tuple[GroupPlan, ...]:

@@ -50,6 +50,7 @@ class JobState:
     of the job's cells that ever died. released: cells that somebody wants back, never taken again.
     last_loss: the cell that was lost last, and why. core_lost: weights newer than the durable
     checkpoint are gone, or the core is another cell: nothing trains before `restored`.
+    num_skipped_in_a_row: steps since the last one whose update was applied; last_skip: why.
     paused: nothing new begins. drain_requested: why the job ends after the burst it is in.
     cancelled_sent, drained_sent: `executions_cancelled` is in the log, for the one or the other.
     unclaimed: v_d -> groups that no batch has claimed, ready or not, dropped ones left out.
@@ -97,6 +98,8 @@ class JobState:
     version: int = 0
     published: int = 0
     num_steps_done: int = 0
+    num_skipped_in_a_row: int = 0
+    last_skip: str = ""
     durable_version: int = 0
     durable_path: str = ""
     core_lost: bool = False

@@ -1,69 +1,118 @@
-"""Core attention over a prefix tree, in place of Megatron's dense softmax."""
+"""Core attention over a prefix tree, in place of Megatron's dense softmax, on a CPU.
+
+A run of the tree is one causal sequence; what precedes it on its root path are a few spans of the
+flat sequence, all of it visible. So a run's attention is one causal call and one unmasked call a
+span, put together by their log-sum-exps: no mask and no copy of keys is ever made, and what is kept
+for the backward pass is linear in the number of tokens. The backward pass asks the same kernel for
+each part's gradients with the whole's output and log-sum-exp, which makes them exact: with
+p = exp(score - lse) the gradient of a part depends on the other parts through these two alone.
+
+torch differentiates neither its kernel's log-sum-exp nor the merge, hence the autograd function
+here. The kernel is internal to torch (2.13.0 is pinned); tests hold it against plain attention.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+from gyre.cell_agent.trainer.prefix_tree import PrefixTree, Run, Span
 
-
-class TreeMask:
-    """Which tokens an edge attends to. Built once per micro-step, shared by all layers.
-
-    Megatron hands its `attention_mask` argument through to the core attention untouched, so this
-    object travels there in a dense mask's place: a mask of t*t would cost more than the attention.
-    """
-
-    def __init__(self, tree: PrefixTree, dtype: torch.dtype) -> None:
-        self.sizes = [edge.stop - edge.start for edge in tree.edges]
-        self.paths = [edge.path for edge in tree.edges]
-        self.biases = [
-            _causal_bias(size, edge.depth, dtype) if edge.depth else None
-            for edge, size in zip(tree.edges, self.sizes, strict=True)
-        ]
-
-
-def _causal_bias(size: int, depth: int, dtype: torch.dtype) -> Tensor:
-    """[size, depth + size]: everything above the edge is visible, inside it what came before."""
-    bias = torch.zeros(size, depth + size, dtype=dtype)
-    future = torch.ones(size, size, dtype=torch.bool).triu(1)
-    bias[:, depth:].masked_fill_(future, float("-inf"))
-    return bias
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class TreeAttention(torch.nn.Module):
-    """Megatron's core-attention signature; one scaled_dot_product_attention per edge."""
+    """A `core_attention.CoreAttention`: its mask is the tree itself."""
 
     def __init__(self, *, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
 
+    @staticmethod
+    def mask(tree: PrefixTree, device: torch.device) -> PrefixTree:
+        return tree
+
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: TreeMask, **_: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: PrefixTree, **_: Any
     ) -> Tensor:
         """query [t, 1, heads, d]; key, value [t, 1, groups, d] -> [t, 1, heads * d]."""
-        queries, keys, values = (
-            tensor.permute(1, 2, 0, 3).split_with_sizes(attention_mask.sizes, dim=2)
-            for tensor in (query, key, value)
+        groups = key.shape[2]
+        # [heads of a group, groups, t, d]: the kernel's batch is the heads that share a key.
+        by_group = query.view(len(query), groups, -1, query.shape[3]).permute(2, 1, 0, 3)
+        keys, values = (tensor[:, 0].transpose(0, 1)[None] for tensor in (key, value))
+        scale = self.softmax_scale or query.shape[3] ** -0.5
+        output: Tensor = _TreeSoftmax.apply(  # type: ignore[no-untyped-call]
+            by_group, keys, values, attention_mask.runs, scale
         )
-        outputs = []
-        for number, (path, bias) in enumerate(
-            zip(attention_mask.paths, attention_mask.biases, strict=True)
-        ):
-            seen = (*path, number)
-            outputs.append(
-                functional.scaled_dot_product_attention(
-                    queries[number],
-                    torch.cat([keys[edge] for edge in seen], dim=2) if path else keys[number],
-                    torch.cat([values[edge] for edge in seen], dim=2) if path else values[number],
-                    attn_mask=bias,
-                    is_causal=bias is None,
-                    scale=self.softmax_scale,
-                    enable_gqa=True,
+        return output.permute(2, 1, 0, 3).flatten(1)[:, None]
+
+
+class _TreeSoftmax(torch.autograd.Function):
+    """query [r, g, t, d]; key, value [1, g, t, d] -> [r, g, t, d]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scale: float
+    ) -> Tensor:
+        key, value = (tensor.expand(len(query), -1, -1, -1) for tensor in (key, value))
+        output = torch.empty_like(query)
+        sums = []
+        for run in runs:
+            own = query[:, :, run.start : run.stop]
+            parts = [
+                _attend(own, key[:, :, a:b], value[:, :, a:b], 0.0, causal, scale=scale)
+                for (a, b), causal in _parts(run)
+            ]
+            output[:, :, run.start : run.stop], log_sum = _merged(parts)
+            sums.append(log_sum)
+        ctx.runs, ctx.scale = runs, scale
+        ctx.save_for_backward(query, key, value, output, torch.cat(sums, dim=2))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, log_sums = ctx.saved_tensors
+        (grad,) = grads
+        # In the log-sum-exp's precision: a trunk's keys collect from every run below.
+        to_query = log_sums.new_zeros(query.shape)
+        to_key, to_value = (log_sums.new_zeros(key[:1].shape) for _ in range(2))
+        for run in ctx.runs:
+            own = slice(run.start, run.stop)
+            of_run = [tensor[:, :, own] for tensor in (output, log_sums)]
+            for (a, b), causal in _parts(run):
+                d_query, d_key, d_value = _attend_backward(
+                    grad[:, :, own],
+                    query[:, :, own],
+                    key[:, :, a:b],
+                    value[:, :, a:b],
+                    *of_run,
+                    0.0,
+                    causal,
+                    scale=ctx.scale,
                 )
-            )
-        return torch.cat(outputs, dim=2).permute(2, 0, 1, 3).flatten(2)
+                to_query[:, :, own] += d_query
+                to_key[:, :, a:b] += d_key.sum(0, keepdim=True)
+                to_value[:, :, a:b] += d_value.sum(0, keepdim=True)
+        collected = (tensor.to(query.dtype) for tensor in (to_query, to_key, to_value))
+        return (*collected, None, None)
+
+
+def _parts(run: Run) -> Iterator[tuple[Span, bool]]:
+    """Spans that the run attends to, and whether within the span a token sees only what precedes
+    its own place in the run: so it is in the run itself."""
+    for span in run.above:
+        yield span, False
+    yield (run.start, run.stop), True
+
+
+def _merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over all keys, from those over each part's."""
+    if len(parts) == 1:
+        return parts[0]
+    total = torch.logsumexp(torch.stack([log_sum for _, log_sum in parts]), dim=0)
+    weighted = [out * (log_sum - total).exp()[..., None] for out, log_sum in parts]
+    return torch.stack(weighted).sum(0), total

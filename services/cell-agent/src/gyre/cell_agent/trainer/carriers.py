@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gyre.cell_agent.trainer.batch_record import BatchRecord
 from gyre.cell_agent.trainer.optimizer import Update
-from gyre.cell_agent.trainer.statistics import Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,16 @@ class OpenBatch:
 
     batch: str
     accumulated: list[int] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
-    max_abs_logprob_diff: float = 0.0
+    record: BatchRecord = field(default_factory=BatchRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedBatch:
-    """version: the batch's policy version plus one, whether or not the gradient was finite.
-    update: the core's. lost: why the broadcast after the update failed; the update stands."""
+    """version: the batch's policy version plus one, whether or not the batch was applied.
+    record: of all cells. update: the core's. lost: why the broadcast after the update failed; the
+    update stands."""
 
     version: int
-    statistics: dict[str, float | int]
-    num_micro_steps: int
+    record: BatchRecord
     update: Update | None
     lost: str | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +186,28 @@ class TrainerCommands:
 
     def finish_batch(self, *, members: list[int], epoch: int, final: bool) -> Answer:
         """Reduction, the core's update, and unless `final` the broadcast. version: the batch's plus
-        one; weights_version: what this process holds, on satellites the old one after `final`."""
+        one; weights_version: what this process holds, on satellites the old one after `final`.
+        executions: on the core, s_i and m_i of every execution of the step."""
         started = time.perf_counter()
         finished = self.trainer.finish_batch(members=members, epoch=epoch, final=final)
         held = self.trainer.held
         answer: Answer = {
             "version": finished.version,
             "weights_version": held.version if held else None,
-            "num_micro_steps": finished.num_micro_steps,
-            "statistics": finished.statistics,
+            "num_micro_steps": finished.record.totals.num_micro_steps,
+            "statistics": finished.record.totals.as_step(),
             "seconds": time.perf_counter() - started,
         }
         if finished.update is not None:
             update = finished.update
-            answer |= {"skipped": update.skipped, "grad_norm": update.grad_norm, "lr": update.lr}
-            answer["broadcast_lost"] = finished.lost
+            answer |= {
+                "skipped": update.skipped,
+                "skip_reason": update.skip_reason,
+                "grad_norm": update.grad_norm,
+                "lr": update.lr,
+                "broadcast_lost": finished.lost,
+                "executions": [asdict(one) for one in finished.record.executions],
+            }
             if self._source is not None:
                 self._weights_changed()
         return answer

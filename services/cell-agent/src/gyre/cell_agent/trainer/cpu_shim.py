@@ -11,12 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# Megatron's fused functions are torch.compile; compiling C++ costs more than tiny kernels gain.
-# With dynamo disabled torch.compile changes nothing, yet it loads the whole compiler: a third of
-# the process's start. So it is replaced as well.
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-import torch  # after the variable, which it reads at import
+import torch
 
 _CPU = torch.device("cpu")
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
@@ -28,6 +23,11 @@ def install() -> None:
     """Idempotent: what is replaced is replaced once."""
     if torch.cuda.is_available() or torch.compile is _uncompiled:
         return
+    # Megatron's fused functions are torch.compile; compiling C++ costs more than tiny kernels gain.
+    # With dynamo disabled torch.compile changes nothing, yet it loads the whole compiler: a third
+    # of the process's start. So it is replaced as well. With CUDA neither is done: FlexAttention is
+    # compiled.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     torch.compile = _uncompiled
     _redirect_devices()
     _rename_tensor_types()

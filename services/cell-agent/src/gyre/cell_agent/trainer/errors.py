@@ -41,12 +41,6 @@ class BadMicroStep(TrainerError):
     kind = "bad_micro_step"
 
 
-class NonFinite(TrainerError):
-    """The micro-step's loss is not finite; nothing of it was accumulated."""
-
-    kind = "non_finite_loss"
-
-
 class PeerLost(TrainerError):
     """A member died or did not come in time. The accumulation is dropped and the world is gone:
     form_world with a new epoch, begin_batch, and do the batch's micro-steps again."""

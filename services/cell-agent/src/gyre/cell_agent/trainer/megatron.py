@@ -2,7 +2,8 @@
 
 Invariants:
 - weights never change while a batch is open, except by the update that closes it;
-- a gradient buffer holds exactly the micro-steps listed in `accumulated`;
+- a gradient buffer holds exactly the micro-steps listed in `accumulated`; if one of them was not
+  finite, the batch's record says so and the update that closes the batch applies nothing;
 - only the core has an optimizer, and what it reduced over is a prefix of the world's ranks;
 - after PeerLost there is no world and no open batch: nothing half reduced can be stepped on.
 """
@@ -17,6 +18,14 @@ import torch
 from torch import Tensor
 
 from gyre.adapters.failpoints import failpoint
+from gyre.cell_agent.trainer.batch_record import (
+    BatchRecord,
+    MicroStepReport,
+    merged,
+    report_empty,
+    report_micro_step,
+    report_non_finite,
+)
 from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
 from gyre.cell_agent.trainer.carriers import FinishedBatch, OpenBatch, WeightsName
 from gyre.cell_agent.trainer.conversion import Weights, hf_to_megatron, megatron_to_hf
@@ -24,7 +33,6 @@ from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
     BadModel,
     MembersDisagree,
-    NonFinite,
     PeerLost,
     WrongState,
     WrongVersion,
@@ -33,16 +41,12 @@ from gyre.cell_agent.trainer.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model import build_model
 from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, Update, names_match
 from gyre.cell_agent.trainer.packing import pack_micro_step
+from gyre.cell_agent.trainer.passes import add_gradient
 from gyre.cell_agent.trainer.settings import TrainerSettings
-from gyre.cell_agent.trainer.statistics import (
-    MicroStepReport,
-    Totals,
-    report_empty,
-    report_micro_step,
-)
+from gyre.cell_agent.trainer.statistics import Totals, target_totals
 from gyre.cell_agent.trainer.world import CORE_RANK, CellWorld, PrefixGroup, Rendezvous
 from gyre.core.microstep import MicroStep
-from gyre.objective import NonFiniteLoss, objective_loss, token_policy
+from gyre.objective import NonFiniteLoss, ObjectiveError
 
 
 class MegatronTrainer:
@@ -139,7 +143,8 @@ class MegatronTrainer:
         return dropped
 
     def micro_step(self, step: MicroStep) -> MicroStepReport:
-        """Adds its gradient. Raises BadMicroStep, NonFinite, WrongState: nothing was added."""
+        """Adds its gradient. One whose loss is not finite counts as done, and its report says that
+        the step must not be applied. Raises BadMicroStep, WrongState: nothing was added."""
         batch = self._require_open_batch()
         if step.batch != batch.batch:
             raise WrongState(f"micro-step of batch {step.batch}, open is {batch.batch}")
@@ -148,24 +153,26 @@ class MegatronTrainer:
         report = self._forward_backward(step) if step.num_targets else report_empty(step)
         failpoint("trainer.mid_accumulation")
         batch.accumulated.append(step.index)
-        batch.totals = batch.totals.plus(report.totals)
-        batch.max_abs_logprob_diff = max(batch.max_abs_logprob_diff, report.max_abs_logprob_diff)
+        batch.record = batch.record.plus(report.record)
         return report
 
     def _forward_backward(self, step: MicroStep) -> MicroStepReport:
         packed = pack_micro_step(step, self.policy)
-        logits = self.model(packed.tree, packed.predictors)
-        policy = token_policy(logits, packed.token_ids, packed.temperatures)
+        tokens = Totals(
+            num_path_tokens=step.num_path_tokens,
+            num_computed_tokens=packed.num_computed_tokens,
+            num_forwarded_tokens=packed.num_forwarded_tokens,
+        )
         try:
-            result = objective_loss(
-                policy.logprobs, packed.targets, self._require_settings().objective
-            )
+            policy, result = add_gradient(self.model, packed, self._require_settings().objective)
         except NonFiniteLoss as error:
-            raise NonFinite(f"micro-step {step.index}: {error}") from error
-        except ValueError as error:
+            return report_non_finite(step, str(error), tokens)
+        except ObjectiveError as error:
             raise BadMicroStep(f"micro-step {step.index}: {error}") from error
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        return report_micro_step(step, packed, policy, result)
+        sums = target_totals(
+            policy, packed.targets, result, versions=packed.versions, versioned=packed.versioned
+        )
+        return report_micro_step(step, sums, result, tokens)
 
     # The update
 
@@ -181,9 +188,9 @@ class MegatronTrainer:
         group, is_core = self.world.prefix(members), self.world.rank == CORE_RANK
         failpoint("trainer.before_reduce")
         try:
-            totals, largest = self._reduce(batch, held, group)
+            record = self._reduce(batch, held, group)
             self.open = None
-            update = self._update(held) if is_core else None
+            update = self._update(held, record) if is_core else None
             lost = self._exchange_parameters(group, held, is_core) if not final else None
         except PeerLost:
             self.leave_world()
@@ -193,28 +200,25 @@ class MegatronTrainer:
             raise
         return FinishedBatch(
             version=held.version + 1,
-            statistics=totals.as_step(largest),
-            num_micro_steps=int(totals.num_micro_steps),
+            record=record,
             update=update,
             lost=lost,
         )
 
-    def _reduce(
-        self, batch: OpenBatch, held: WeightsName, group: PrefixGroup
-    ) -> tuple[Totals, float]:
+    def _reduce(self, batch: OpenBatch, held: WeightsName, group: PrefixGroup) -> BatchRecord:
         """A member that claimed nothing enters with zeros: begin_batch left its buffers so."""
         if not group.agrees([held.version, held.lineage, zlib.crc32(batch.batch.encode())]):
             raise MembersDisagree(
                 f"not all members hold version {held.version} of lineage {held.lineage} "
                 f"in batch {batch.batch}"
             )
-        totals = Totals.of_values(group.totals(batch.totals.values()))
-        largest = group.maximum(batch.max_abs_logprob_diff)
+        record = merged(group.gather(batch.record.to_bytes()))
         group.sum_(buffer.grad_data for buffer in self.model.buffers)
-        return totals, largest
+        return record
 
-    def _update(self, held: WeightsName) -> Update:
-        update = self._core_optimizer().update()
+    def _update(self, held: WeightsName, record: BatchRecord) -> Update:
+        refusal = record.refusal(self._require_settings().max_mismatch)
+        update = self._core_optimizer().update(refusal)
         self.held = WeightsName(version=held.version + 1, lineage=held.lineage)
         return update
 

@@ -17,19 +17,37 @@ from megatron.core.distributed import (  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator  # noqa: E402
+from megatron.core.pipeline_parallel.schedules import (  # noqa: E402
+    backward_step,
+    deallocate_output_tensor,
+    forward_backward_pipelining_without_interleaving,
+)
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
+from megatron.core.transformer.transformer_block import (  # noqa: E402
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import (  # noqa: E402
+    get_transformer_layer_offset,
+)
 
 __all__ = [
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
     "GPTModel",
     "OptimizerConfig",
+    "P2PCommunicator",
     "TransformerBlockSubmodules",
     "TransformerConfig",
+    "backward_step",
+    "deallocate_output_tensor",
+    "forward_backward_pipelining_without_interleaving",
     "get_gpt_layer_local_spec",
     "get_megatron_optimizer",
+    "get_num_layers_to_build",
+    "get_transformer_layer_offset",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from gyre.cell_agent.trainer.attention import TreeAttention, TreeMask
+from gyre.cell_agent.trainer.core_attention import CoreAttention, core_attention_on
 from gyre.cell_agent.trainer.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.megatron_core import (
     DistributedDataParallel,
@@ -18,6 +19,7 @@ from gyre.cell_agent.trainer.megatron_core import (
     TransformerBlockSubmodules,
     TransformerConfig,
     get_gpt_layer_local_spec,
+    get_num_layers_to_build,
     model_parallel_cuda_manual_seed,
     parallel_state,
 )
@@ -36,16 +38,24 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     """GPTModel over a prefix tree: rotary angles by root-path position, logits only where asked."""
 
     def forward(self, tree: PrefixTree, chosen: Tensor) -> Tensor:
-        """chosen: int64 [n], places in the tree's flat sequence. Returns logits [n, vocabulary]."""
+        """chosen: int64 [n], places in the tree's flat sequence. Returns logits [n, vocabulary].
+
+        A pipeline stage that is not the first takes what `set_input_tensor` gave it in the tokens'
+        place; one that is not the last returns hidden states [t, 1, hidden] for the next.
+        """
         token_ids = torch.from_numpy(tree.token_ids)[None]
         positions = torch.from_numpy(tree.positions)
         angles = self.rotary_pos_emb(int(positions.max()) + 1)[positions]
-        embedded = self.embedding(input_ids=token_ids, position_ids=positions[None])
-        hidden = self.decoder(
+        embedded = None
+        if self.pre_process:
+            embedded = self.embedding(input_ids=token_ids, position_ids=positions[None])
+        hidden: Tensor = self.decoder(
             hidden_states=embedded,
-            attention_mask=TreeMask(tree, embedded.dtype),
+            attention_mask=self._core_attention().mask(tree, angles.device),
             rotary_pos_emb=angles,
         )
+        if not self.post_process:
+            return hidden
         weight = None
         if self.share_embeddings_and_output_weights:
             weight = self.shared_embedding_or_output_weight()
@@ -53,27 +63,45 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         answer: Tensor = logits[:, 0]
         return answer
 
+    def _core_attention(self) -> CoreAttention:
+        attention: CoreAttention = self.decoder.layers[0].self_attention.core_attention
+        return attention
 
-def start_cell_world() -> None:
+
+def start_cell_world(
+    store: Store | None = None, *, stage: int = 0, num_stages: int = 1, timeout_s: float = 600.0
+) -> None:
     """Megatron's world is the cell: its tensor, pipeline and data parallelism end here.
+    store: where the cell's pipeline stages meet; a cell of one process needs none. timeout_s: of a
+    stage's wait for another.
 
     It lives as long as the process. What crosses cells goes through world.py, whose groups come and
     go with the membership while modules and optimizer keep theirs.
     """
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
+    dist.init_process_group(
+        "gloo",
+        store=store or HashStore(),
+        rank=stage,
+        world_size=num_stages,
+        timeout=dt.timedelta(seconds=timeout_s),
+    )
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=num_stages)
     # Mandatory even without dropout: attention looks its random state up by name.
     model_parallel_cuda_manual_seed(0)
 
 
 def build_model(policy: PolicyConfig, dtype: torch.dtype) -> DistributedDataParallel:
-    """The model in Megatron's gradient buffers (`param.main_grad`, float32 or wider), whose own
-    reduction is never started: gradients of micro-steps and cells are summed, by us."""
+    """This process's pipeline stage of the model, all of it in a cell of one process, in Megatron's
+    gradient buffers (`param.main_grad`, float32 or wider), whose own reduction is never started:
+    gradients of micro-steps and cells are summed, by us."""
+    config = _transformer_config(policy, dtype)
     model = PolicyModel(
-        _transformer_config(policy, dtype),
-        _block_spec(policy),
+        config,
+        _block_spec(config),
         policy.vocab_size,
         policy.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=policy.tied_embeddings,
         position_embedding_type="rope",
         rotary_base=policy.rope_base,
@@ -88,6 +116,12 @@ def build_model(policy: PolicyConfig, dtype: torch.dtype) -> DistributedDataPara
 
 def _transformer_config(policy: PolicyConfig, dtype: torch.dtype) -> TransformerConfig:
     return TransformerConfig(
+        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        # A row is as long as its tree. The dispatcher is of no use to a dense model, but the
+        # default one refuses variable lengths.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # noqa: S106
+        deallocate_pipeline_outputs=True,
         num_layers=policy.num_layers,
         hidden_size=policy.hidden_size,
         num_attention_heads=policy.num_heads,
@@ -116,11 +150,12 @@ def _transformer_config(policy: PolicyConfig, dtype: torch.dtype) -> Transformer
     )
 
 
-def _block_spec(policy: PolicyConfig) -> TransformerBlockSubmodules:
+def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
     layer = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = TreeAttention
-    return TransformerBlockSubmodules(layer_specs=[spec] * policy.num_layers, layer_norm=RMSNorm)
+    attention.core_attention = core_attention_on("cuda" if torch.cuda.is_available() else "cpu")
+    num_layers = get_num_layers_to_build(config)
+    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)

@@ -22,12 +22,16 @@ OptimizerState = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """grad_norm: before clipping, of the gradient summed over the batch. skipped: it was not
-    finite and neither weights nor optimizer state changed."""
+    """grad_norm: before clipping, of the gradient summed over the batch. skip_reason: why neither
+    weights nor optimizer state changed, `<class of error>: <words>`; empty when they did."""
 
     grad_norm: float
     lr: float
-    skipped: bool
+    skip_reason: str = ""
+
+    @property
+    def skipped(self) -> bool:
+        return self.skip_reason != ""
 
 
 class CoreOptimizer:
@@ -46,8 +50,9 @@ class CoreOptimizer:
         if state is not None:
             self._load(state)
 
-    def update(self) -> Update:
-        """One step from the gradients in the model's buffers."""
+    def update(self, refusal: str = "") -> Update:
+        """One step from the gradients in the model's buffers. None when they are not finite, or
+        with a `refusal`, the reason why this batch must not be applied."""
         lr = self._settings.lr_of_update(self.num_updates)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -55,14 +60,16 @@ class CoreOptimizer:
         try:
             self._optimizer.prepare_grads()
             grad_norm = float(self._optimizer.get_grad_norm())
-            if not math.isfinite(grad_norm):
-                return Update(grad_norm=grad_norm, lr=lr, skipped=True)
+            if not (refusal or math.isfinite(grad_norm)):
+                refusal = f"non_finite_gradient: its norm is {grad_norm}"
+            if refusal:
+                return Update(grad_norm=grad_norm, lr=lr, skip_reason=refusal)
             self._optimizer.step()
         finally:
             # Megatron lent its buffers to .grad; left there, backward would add to them twice.
             self._optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
-        return Update(grad_norm=grad_norm, lr=lr, skipped=False)
+        return Update(grad_norm=grad_norm, lr=lr)
 
     def state(self) -> OptimizerState:
         """Copies, by parameter name, so that it outlives another layout of the buffers."""

@@ -1,8 +1,9 @@
-"""A micro-step as tensors: one prefix tree, and for each target where its prediction lies."""
+"""A micro-step as tensors: forward units, each one prefix tree, and where its targets lie."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,79 +11,122 @@ from torch import Tensor
 
 from gyre.cell_agent.trainer.errors import BadMicroStep
 from gyre.cell_agent.trainer.hf_config import PolicyConfig
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree, build_prefix_tree
-from gyre.core.microstep import MicroStep, Segment
+from gyre.cell_agent.trainer.prefix_tree import IntArray, PrefixTree, build_prefix_tree
+from gyre.core.microstep import MicroStep, Row, TreeBlock
 from gyre.objective import Targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedMicroStep:
-    """n targets. predictors: int64 [n], the place in the tree whose logits predict the target.
-    token_ids: int64 [n]. temperatures: float64 [n]. versions: int64 [n], those of targets whose
-    version is recorded, chosen by `versioned`: bool [n]."""
+class ForwardUnit:
+    """Rows that go through the model together. predictors: int64, the places in the tree whose
+    logits predict the unit's targets. targets: which of the micro-step's these are."""
 
     tree: PrefixTree
     predictors: Tensor
+    targets: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedMicroStep:
+    """n targets, unit after unit. token_ids: int64 [n]. temperatures: float64 [n]. versions: int64
+    [n], those of targets whose version is recorded, chosen by `versioned`: bool [n]."""
+
+    units: tuple[ForwardUnit, ...]
     token_ids: Tensor
     temperatures: Tensor
     targets: Targets
     versions: Tensor
     versioned: Tensor
 
+    def part(self, unit: ForwardUnit) -> Targets:
+        """The unit's targets alone."""
+        return replace(
+            self.targets,
+            execution=self.targets.execution[unit.targets],
+            behaviour_logprobs=self.targets.behaviour_logprobs[unit.targets],
+            whole=len(self.units) == 1,
+        )
 
-def pack_micro_step(step: MicroStep, policy: PolicyConfig) -> PackedMicroStep:
-    """Raises BadMicroStep: a token or a position that the model does not have."""
-    segments = [segment for segment in step.segments if segment.target_positions]
-    # What follows the last target predicts nothing that counts.
-    inputs = [segment.token_ids[: segment.target_positions[-1]] for segment in segments]
-    _check_range(segments, inputs, policy)
-    tree = build_prefix_tree(inputs)
-    predictors = [
-        places[np.asarray(segment.target_positions) - 1]
-        for segment, places in zip(segments, tree.places, strict=True)
-    ]
-    execution = _integers([s.execution for s in segments for _ in s.target_positions])
+    @property
+    def num_computed_tokens(self) -> int:
+        """After shared prefixes were merged in each unit: through the embedding in one pass."""
+        return sum(unit.tree.num_tokens for unit in self.units)
+
+    @property
+    def num_forwarded_tokens(self) -> int:
+        """Through the embedding in all passes: s_i of several units takes a pass of its own."""
+        return self.num_computed_tokens * (1 if len(self.units) == 1 else 2)
+
+
+def pack_micro_step(
+    step: MicroStep, policy: PolicyConfig, *, rows_per_unit: int | None = None
+) -> PackedMicroStep:
+    """rows_per_unit: the micro-step's window unless given.
+
+    Raises BadMicroStep: a token or a position that the model does not have.
+    """
+    blocks = [block for block in step.blocks if block.target_positions]
+    window = rows_per_unit or step.window_rows
+    execution = _integers(b.execution for b in blocks for _ in b.target_positions)
     temperatures = torch.tensor([info.temperature for info in step.executions], dtype=torch.float64)
     return PackedMicroStep(
-        tree=tree,
-        predictors=torch.from_numpy(np.concatenate(predictors or [np.empty(0, np.int64)])),
-        token_ids=_integers([s.token_ids[t] for s in segments for t in s.target_positions]),
+        units=_units(step.rows, window, policy),
+        token_ids=_integers(b.token_ids[t] for b in blocks for t in b.target_positions),
         temperatures=temperatures[execution],
-        targets=_targets(step, segments, execution),
-        versions=_integers(
-            [v for s in segments for v in s.versions or [0] * len(s.target_positions)]
-        ),
+        targets=_targets(step, execution),
+        versions=_integers(v for b in blocks for v in b.versions or [0] * len(b.target_positions)),
         versioned=torch.tensor(
-            [bool(s.versions) for s in segments for _ in s.target_positions], dtype=torch.bool
+            [bool(b.versions) for b in blocks for _ in b.target_positions], dtype=torch.bool
         ),
     )
 
 
-def _targets(step: MicroStep, segments: list[Segment], execution: Tensor) -> Targets:
+def _units(rows: Sequence[Row], window: int, policy: PolicyConfig) -> tuple[ForwardUnit, ...]:
+    """A block without targets predicts nothing, so it is left out, and a unit of such blocks."""
+    units: list[ForwardUnit] = []
+    for first in range(0, len(rows), window):
+        of_window = [b for row in rows[first : first + window] for b in row.blocks]
+        blocks = [block for block in of_window if block.target_positions]
+        if blocks:
+            units.append(_unit(blocks, units[-1].targets.stop if units else 0, policy))
+    return tuple(units)
+
+
+def _unit(blocks: Sequence[TreeBlock], first_target: int, policy: PolicyConfig) -> ForwardUnit:
+    tree = build_prefix_tree(blocks)
+    places = [
+        of_block[np.asarray(block.target_positions, dtype=np.int64)]
+        for block, of_block in zip(blocks, tree.places, strict=True)
+    ]
+    predictors = tree.parents[np.concatenate(places)]
+    _check_range(tree, predictors, policy)
+    return ForwardUnit(
+        tree=tree,
+        predictors=torch.from_numpy(predictors),
+        targets=slice(first_target, first_target + len(predictors)),
+    )
+
+
+def _targets(step: MicroStep, execution: Tensor) -> Targets:
+    logprobs = [value for block in step.blocks for value in block.behaviour_logprobs]
     return Targets(
         execution=execution,
-        behaviour_logprobs=torch.tensor(
-            [value for s in segments for value in s.behaviour_logprobs], dtype=torch.float64
-        ),
+        behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float64),
         advantages=torch.tensor([info.advantage for info in step.executions], dtype=torch.float64),
-        num_targets=_integers([info.num_targets for info in step.executions]),
+        num_targets=_integers(info.num_targets for info in step.executions),
         normalizer=step.normalizer,
     )
 
 
-def _check_range(
-    segments: list[Segment], inputs: list[tuple[int, ...]], policy: PolicyConfig
-) -> None:
-    for segment, tokens in zip(segments, inputs, strict=True):
-        if len(tokens) > policy.max_positions:
-            raise BadMicroStep(
-                f"a path has {len(tokens)} tokens, the model {policy.max_positions} positions"
-            )
-        if min(segment.token_ids) < 0 or max(segment.token_ids) >= policy.vocab_size:
-            raise BadMicroStep(
-                f"a token id lies outside the vocabulary of {policy.vocab_size} entries"
-            )
+def _check_range(tree: PrefixTree, predictors: IntArray, policy: PolicyConfig) -> None:
+    longest = int(tree.positions[predictors].max()) + 1
+    if longest > policy.max_positions:
+        raise BadMicroStep(
+            f"a target has {longest} tokens before it, the model {policy.max_positions} positions"
+        )
+    if tree.token_ids.min() < 0 or tree.token_ids.max() >= policy.vocab_size:
+        raise BadMicroStep(f"a token id lies outside the vocabulary of {policy.vocab_size} entries")
 
 
-def _integers(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+def _integers(values: Iterable[int]) -> Tensor:
+    return torch.from_numpy(np.fromiter(values, dtype=np.int64))

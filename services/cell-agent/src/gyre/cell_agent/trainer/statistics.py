@@ -1,129 +1,155 @@
-"""What is reported of a micro-step, and how micro-steps of all cells add up to a step."""
+"""Sums over targets and executions: those of forward units, micro-steps and cells add up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.trainer.packing import PackedMicroStep
-from gyre.core.microstep import MicroStep
-from gyre.objective import Mismatch, ObjectiveResult, TokenPolicy, mismatches
+from gyre.contracts.events.cells import RATIO_EDGES
+from gyre.objective import Mismatch, ObjectiveResult, Targets, TokenPolicy, mismatches
+
+NO_COUNTS = (0,) * (len(RATIO_EDGES) + 1)
+
+Counts = tuple[int, ...]
+"""By RATIO_EDGES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over micro-steps; added over cells they are the step's. num_sampled: executions with
-    targets. logprob differences are trainer minus engine, absolute; the maximum is not a sum."""
+    """Sums over micro-steps; added over cells they are the step's. num_executions: with targets.
+    num_masked: of them, those with m_i = 0. ratio: of s_i. num_clipped, num_weight_capped,
+    num_loss_capped: of targets. Tokens: see StepStatistics. mismatches: by version, ascending,
+    targets of a version that is not known last."""
 
     loss: float = 0.0
-    num_micro_steps: float = 0.0
-    num_tokens: float = 0.0
-    num_targets: float = 0.0
-    num_sampled: float = 0.0
-    num_clipped: float = 0.0
+    num_micro_steps: int = 0
+    num_tokens: int = 0
+    num_path_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_forwarded_tokens: int = 0
+    num_targets: int = 0
+    num_clipped: int = 0
+    num_weight_capped: int = 0
+    num_loss_capped: int = 0
+    num_executions: int = 0
+    num_masked: int = 0
     ratio: float = 0.0
     entropy: float = 0.0
-    logprob_diff: float = 0.0
-
-    def plus(self, other: Totals) -> Totals:
-        mine, theirs = asdict(self), asdict(other)
-        return Totals(**{name: value + theirs[name] for name, value in mine.items()})
-
-    def values(self) -> list[float]:
-        return list(asdict(self).values())
-
-    @classmethod
-    def of_values(cls, values: Sequence[float]) -> Totals:
-        return cls(**dict(zip(asdict(cls()), values, strict=True)))
-
-    def as_step(self, max_abs_logprob_diff: float) -> dict[str, float | int]:
-        """By the names of the contract's StepStatistics, those that the objective gives."""
-        targets, sampled = max(self.num_targets, 1.0), max(self.num_sampled, 1.0)
-        return {
-            "loss": self.loss,
-            "clip_fraction": self.num_clipped / sampled,
-            "mean_ratio": self.ratio / sampled,
-            "mean_abs_logprob_diff": self.logprob_diff / targets,
-            "max_abs_logprob_diff": max_abs_logprob_diff,
-            "entropy": self.entropy / targets,
-            "num_targets": int(self.num_targets),
-            "num_tokens": int(self.num_tokens),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroStepReport:
-    """Of one micro-step. ratios: s_i by execution; clipped: executions with m_i = 0.
-    num_computed_tokens: after shared prefixes were merged."""
-
-    index: int
-    totals: Totals
-    max_abs_logprob_diff: float
-    num_computed_tokens: int
-    ratios: dict[str, float] = field(default_factory=dict)
-    clipped: tuple[str, ...] = ()
+    ratio_counts: Counts = NO_COUNTS
+    token_ratio_counts: Counts = NO_COUNTS
     mismatches: tuple[Mismatch, ...] = ()
 
-    def as_answer(self, seconds: float) -> dict[str, Any]:
+    def plus(self, other: Totals) -> Totals:
+        added: dict[str, Any] = {
+            name: getattr(self, name) + getattr(other, name) for name in _NUMBERS
+        }
+        return Totals(
+            **added,
+            ratio_counts=_added(self.ratio_counts, other.ratio_counts),
+            token_ratio_counts=_added(self.token_ratio_counts, other.token_ratio_counts),
+            mismatches=_merged((*self.mismatches, *other.mismatches)),
+        )
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """Over the targets of all versions."""
+        total = Mismatch(version=None, num_targets=0, abs_sum=0.0, kl_sum=0.0, max_abs=0.0)
+        for one in self.mismatches:
+            total = total.plus(one)
+        return total
+
+    def as_step(self) -> dict[str, Any]:
+        """By the names of the contract's StepStatistics, those that the objective gives."""
+        targets, executions = max(self.num_targets, 1), max(self.num_executions, 1)
+        mismatch = self.mismatch
         return {
-            "index": self.index,
-            "seconds": seconds,
-            **self.totals.as_step(self.max_abs_logprob_diff),
-            "num_executions": len(self.ratios),
+            "loss": self.loss,
+            "clip_fraction": self.num_masked / executions,
+            "mean_ratio": self.ratio / executions,
+            "mean_abs_logprob_diff": mismatch.mean_abs,
+            "max_abs_logprob_diff": mismatch.max_abs,
+            "entropy": self.entropy / targets,
+            "num_targets": self.num_targets,
+            "num_executions": self.num_executions,
+            "clipped_targets": self.num_clipped / targets,
+            "weight_capped": self.num_weight_capped / targets,
+            "loss_capped": self.num_loss_capped / targets,
+            "ratio_counts": list(self.ratio_counts),
+            "token_ratio_counts": list(self.token_ratio_counts),
+            "mismatches": [as_json(mismatch) for mismatch in self.mismatches],
+            "num_tokens": self.num_tokens,
+            "num_path_tokens": self.num_path_tokens,
             "num_computed_tokens": self.num_computed_tokens,
-            "ratios": self.ratios,
-            "clipped": list(self.clipped),
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "num_forwarded_tokens": self.num_forwarded_tokens,
         }
 
 
-def report_micro_step(
-    step: MicroStep, packed: PackedMicroStep, policy: TokenPolicy, result: ObjectiveResult
-) -> MicroStepReport:
-    names = [info.execution for info in step.executions]
-    difference = _difference(policy.logprobs, packed)
-    sampled = sum(info.num_targets > 0 for info in step.executions)
-    totals = Totals(
+_NUMBERS = tuple(f.name for f in fields(Totals) if f.type in ("int", "float"))
+
+
+def as_json(mismatch: Mismatch) -> dict[str, Any]:
+    """By the names of the contract's VersionMismatch."""
+    return {
+        "version": mismatch.version,
+        "num_targets": mismatch.num_targets,
+        "mean_abs": mismatch.mean_abs,
+        "max_abs": mismatch.max_abs,
+        "mean_kl": mismatch.mean_kl,
+    }
+
+
+def target_totals(
+    policy: TokenPolicy,
+    targets: Targets,
+    result: ObjectiveResult,
+    *,
+    versions: Tensor,
+    versioned: Tensor,
+) -> Totals:
+    """Of one forward unit's targets; what is counted by execution is left to `execution_totals`.
+    versions: int64 [n], read where `versioned`, bool [n]."""
+    log_ratios = policy.logprobs.detach().double() - targets.behaviour_logprobs
+    return Totals(
         loss=result.loss.item(),
-        num_micro_steps=1.0,
-        num_tokens=step.num_tokens,
         num_targets=result.num_targets,
-        num_sampled=sampled,
-        num_clipped=result.clip_fraction * sampled,
-        ratio=result.mean_ratio * sampled,
+        num_clipped=result.num_clipped,
+        num_weight_capped=result.num_weight_capped,
+        num_loss_capped=result.num_loss_capped,
         entropy=policy.entropy.double().sum().item(),
-        logprob_diff=difference.sum().item(),
-    )
-    return MicroStepReport(
-        index=step.index,
-        totals=totals,
-        max_abs_logprob_diff=difference.max().item() if difference.numel() else 0.0,
-        num_computed_tokens=len(packed.tree.token_ids),
-        ratios=dict(zip(names, result.ratios, strict=True)),
-        clipped=tuple(n for n, kept in zip(names, result.kept, strict=True) if not kept),
-        mismatches=mismatches(
-            policy.logprobs[packed.versioned],
-            packed.targets.behaviour_logprobs[packed.versioned],
-            packed.versions[packed.versioned],
-        ),
+        token_ratio_counts=count_ratios(log_ratios.exp()),
+        mismatches=mismatches(policy.logprobs, targets.behaviour_logprobs, versions, versioned),
     )
 
 
-def report_empty(step: MicroStep) -> MicroStepReport:
-    """A micro-step of placeholders only: counted, nothing computed."""
-    return MicroStepReport(
-        index=step.index,
-        totals=Totals(num_micro_steps=1.0, num_tokens=step.num_tokens),
-        max_abs_logprob_diff=0.0,
-        num_computed_tokens=0,
-        ratios={info.execution: 1.0 for info in step.executions},
+def execution_totals(ratios: Iterable[float], kept: Iterable[bool]) -> Totals:
+    """ratios, kept: s_i and m_i of the executions that have targets, each named once."""
+    values = torch.tensor(list(ratios), dtype=torch.float64)
+    return Totals(
+        num_executions=values.numel(),
+        num_masked=sum(not one for one in kept),
+        ratio=values.sum().item(),
+        ratio_counts=count_ratios(values),
     )
 
 
-@torch.no_grad()
-def _difference(logprobs: Tensor, packed: PackedMicroStep) -> Tensor:
-    return (logprobs.double() - packed.targets.behaviour_logprobs).abs()
+def count_ratios(values: Tensor) -> Counts:
+    """values: float64 [n]. Counts in the bins of RATIO_EDGES."""
+    edges = torch.tensor(RATIO_EDGES, dtype=torch.float64)
+    bins = torch.bucketize(values.cpu(), edges, right=True)
+    return tuple(bins.bincount(minlength=len(RATIO_EDGES) + 1).tolist())
+
+
+def _added(one: Counts, other: Counts) -> Counts:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _merged(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
+    by_version: dict[int | None, Mismatch] = {}
+    for one in found:
+        seen = by_version.get(one.version)
+        by_version[one.version] = one if seen is None else seen.plus(one)
+    return tuple(sorted(by_version.values(), key=lambda m: (m.version is None, m.version or 0)))

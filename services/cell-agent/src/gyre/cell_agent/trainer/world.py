@@ -100,12 +100,27 @@ class PrefixGroup:
         for bucket in split_buckets(buffers):
             self._run(partial(group.allreduce, [bucket]))
 
-    def totals(self, values: Sequence[float]) -> list[float]:
-        """Sum of each value over the members, in float64."""
-        return self._reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.SUM)
+    def gather(self, payload: bytes) -> list[bytes]:
+        """The members' payloads, by rank; every member gets all of them. They may differ in size
+        and be empty."""
+        group = self._group
+        if group is None:
+            return [payload]
+        sizes = self._gathered(torch.tensor([len(payload)]))
+        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+        padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        return [
+            bytes(values[: int(size)].numpy())
+            for values, size in zip(self._gathered(padded), sizes, strict=True)
+        ]
 
-    def maximum(self, value: float) -> float:
-        return self._reduced(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX)[0]
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+        group = self._group
+        assert group is not None
+        found = [torch.empty_like(tensor) for _ in range(group.size())]
+        if tensor.numel():
+            self._run(partial(group.allgather, [found], [tensor]))
+        return found
 
     def agrees(self, values: Sequence[int]) -> bool:
         """Whether all members hold these same integers; all members get the same answer."""

@@ -22,6 +22,10 @@ MAX_TRAINER_LOSSES = 8
 
 
 def fail(state: JobState, now: float) -> Body | None:
+    skipped = state.num_skipped_in_a_row
+    if skipped and skipped >= state.required_spec.objective.max_skipped_steps:
+        why = f"{skipped} steps in a row were not applied: {state.last_skip or 'not finite'}"
+        return _finish(state, now, "failed", why)
     if state.num_losses == 0 and not state.core_lost:
         return None
     for cell in state.everyone:

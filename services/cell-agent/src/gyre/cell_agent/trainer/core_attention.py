@@ -1,0 +1,33 @@
+"""The port behind which Megatron's layers attend over a prefix tree, and what stands behind it.
+
+An implementation is a module with Megatron's core-attention signature. Megatron hands its
+`attention_mask` argument through to it untouched, so the tree travels there, in the form that the
+implementation's `mask` gives it: made once for a forward pass, shared by all layers.
+
+On a CPU `attention.py`, whose kernel is for CPUs; elsewhere `flex_attention.py`, whose operator has
+no backward pass on a CPU. There is nothing to choose: each trains where the other cannot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from gyre.cell_agent.trainer.attention import TreeAttention
+from gyre.cell_agent.trainer.flex_attention import FlexTreeAttention
+from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+
+
+class CoreAttention(Protocol):
+    """The class of such modules, as Megatron's layer specification takes it."""
+
+    def __call__(self, *, softmax_scale: float | None = None, **_: Any) -> torch.nn.Module: ...
+
+    @staticmethod
+    def mask(tree: PrefixTree, device: torch.device) -> Any:
+        """What the module's forward takes as `attention_mask`."""
+
+
+def core_attention_on(device_type: str) -> CoreAttention:
+    return TreeAttention if device_type == "cpu" else FlexTreeAttention

@@ -1,0 +1,139 @@
+"""The report's part on delivery: what was chosen, what was trained, what sharing saved, and who is
+in quarantine."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from gyre.cli.report_delivery import MAX_ROWS, delivery_html, delivery_table, quarantine_table
+from gyre.contracts.events.cells import NO_STATISTICS, StepCompleted
+from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
+from gyre.core.delivery import Deliveries
+
+NOTHING_SAID = {"num_path_tokens": 0, "num_computed_tokens": 0, "num_forwarded_tokens": 0}
+SAID = {"num_path_tokens": 900, "num_computed_tokens": 600, "num_forwarded_tokens": 650}
+
+
+def closed(number: int, *, chosen: int = 100, too_long: int = 0) -> StreamClosed:
+    return StreamClosed(
+        batch=f"b{number}",
+        groups=(),
+        num_micro_steps=1,
+        num_targets=chosen,
+        num_admitted_targets=chosen,
+        num_paths_too_long=too_long,
+    )
+
+
+def completed(
+    number: int, *, trained: int = 100, skipped: bool = False, said: dict[str, int] | None = None
+) -> StepCompleted:
+    counts = {"num_targets": trained, **(SAID if said is None else said)}
+    return StepCompleted(
+        batch=f"b{number}",
+        step=number,
+        version=number + 1,
+        lineage=1,
+        epoch=1,
+        members=(0,),
+        micro_steps=(),
+        statistics=NO_STATISTICS.model_copy(update=counts),
+        skipped=skipped,
+    )
+
+
+def after(*steps: tuple[StreamClosed, StepCompleted]) -> Deliveries:
+    deliveries = Deliveries()
+    for stream, step in steps:
+        deliveries.fold(stream)
+        deliveries.complete(step)
+    return deliveries
+
+
+def shown(table: object) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_a_step_that_trained_all_that_was_chosen_is_delivered_whole() -> None:
+    deliveries = after((closed(0), completed(0)), (closed(1, too_long=2), completed(1)))
+    summary = deliveries.summary()
+    assert summary["delivered_share"] == 1.0
+    assert (summary["tokens_forwarded"], summary["tokens_saved"]) == (1300, 600)
+    assert [step["tokens_saved"] for step in summary["delivery_by_step"]] == [300, 300]
+    assert [step["paths_too_long"] for step in summary["delivery_by_step"]] == [0, 2]
+    assert deliveries.alarms() == ()
+    text = shown(delivery_table(deliveries))
+    assert "100 (100.00%)" in text
+    assert "300 (33.3%)" in text
+    assert "200 (100.00%)" in text
+
+
+def test_targets_that_are_lost_on_the_way_alarm_with_their_step() -> None:
+    deliveries = after((closed(0), completed(0)), (closed(1), completed(1, trained=97)))
+    assert deliveries.alarms() == (
+        "step 1: 97 of the 100 targets that admission chose were trained (97.00%, must be 100 %)",
+    )
+    assert deliveries.summary()["delivered_share"] == 197 / 200
+
+
+def test_a_step_that_was_not_applied_has_an_alarm_of_its_own_elsewhere() -> None:
+    assert after((closed(0), completed(0, trained=40, skipped=True))).alarms() == ()
+
+
+def test_what_came_after_a_restored_checkpoint_does_not_count() -> None:
+    deliveries = after((closed(0), completed(0)), (closed(1), completed(1, trained=1)))
+    deliveries.restore(1)
+    assert deliveries.alarms() == ()
+    assert [step.step for step in deliveries.steps] == [0]
+
+
+def test_a_batch_without_targets_is_delivered() -> None:
+    deliveries = after((closed(0, chosen=0), completed(0, trained=0, said=NOTHING_SAID)))
+    assert deliveries.summary()["delivered_share"] == 1.0
+    assert deliveries.alarms() == ()
+
+
+def test_a_log_that_does_not_say_its_tokens_has_none() -> None:
+    deliveries = after((closed(0), completed(0, said=NOTHING_SAID)))
+    summary = deliveries.summary()
+    assert (summary["tokens_forwarded"], summary["tokens_saved"]) == (None, None)
+    assert " - " in shown(delivery_table(deliveries))
+
+
+def test_a_step_of_long_ago_is_shown_when_it_was_short() -> None:
+    pairs = [(closed(n), completed(n, trained=99 if n == 3 else 100)) for n in range(2 * MAX_ROWS)]
+    deliveries = after(*pairs)
+    lines = shown(delivery_table(deliveries)).splitlines()
+    steps = [line.split()[0] for line in lines if "%" in line]
+    assert steps == ["3", *map(str, range(MAX_ROWS, 2 * MAX_ROWS)), "all"]
+
+
+def test_who_is_in_quarantine_is_told_with_the_reason() -> None:
+    deliveries = Deliveries()
+    for number in range(MAX_ROWS + 3):
+        deliveries.fold(
+            ExecutionQuarantined(
+                group="g", execution=f"e{number}", error=f"record {number} <b> [/x]"
+            )
+        )
+    [alarm] = deliveries.alarms()
+    assert alarm == (
+        f"{MAX_ROWS + 3} executions are in quarantine, their records cannot be trained; the first,"
+        " e0: record 0 <b> [/x]"
+    )
+    assert len(deliveries.summary()["quarantined"]) == MAX_ROWS + 3
+    text = shown(quarantine_table(deliveries))
+    assert "record 7 <b> [/x]" in text
+    assert "3 more" in text
+    page = delivery_html(deliveries)
+    assert "record 7 &lt;b&gt;" in page
+    assert "<h2>Executions in quarantine</h2>" in page
+
+
+def test_a_run_without_a_step_has_no_section() -> None:
+    assert delivery_html(Deliveries()) == ""
+    assert Deliveries().summary()["delivered_share"] is None
