@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -12,8 +11,7 @@ import uvloop
 
 from gyre.proxy.sampling import connections
 from gyre.proxy.sampling.connection import Reply, Want
-from gyre.proxy.sampling.connections import Connections
-from gyre.testkit.scripted_server import CHUNKED, END, Peer, chunk, server
+from gyre.testkit.scripted_server import CHUNKED, END, Peer, chunk, connected, server
 
 
 @dataclass(slots=True)
@@ -31,16 +29,6 @@ class Kept:
     def take(self, data: bytes) -> Want:
         self.data += data
         return Want.MORE
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[Connections]:
-    pool = Connections()
-    try:
-        yield pool
-    finally:
-        pool.close()
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("size", [1, 7, 2**16])

@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from gyre.proxy.sampling import connection, connections
-from gyre.proxy.sampling.connections import Connections
 from gyre.proxy.sampling.contexts import ContextTexts
 from gyre.proxy.sampling.streams import (
     EngineBroken,
@@ -22,22 +21,12 @@ from gyre.proxy.sampling.streams import (
     SamplingOrder,
     engine_session,
 )
-from gyre.testkit.scripted_server import CHUNKED, END, Peer, chunk, server
+from gyre.testkit.scripted_server import CHUNKED, END, Peer, chunk, connected, server
 
 ORDER = SamplingOrder(
     rid="0" * 32, execution="e", input_ids=[1, 2, 3], max_new_tokens=8, temperature=1.0, seed=7,
     stop_token_ids=[5],
 )  # fmt: skip
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[Connections]:
-    pool = Connections()
-    try:
-        yield pool
-    finally:
-        pool.close()
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager

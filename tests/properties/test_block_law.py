@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gyre.core.admission import path_to
 from gyre.core.blocks import BlockPlan, plan_flat, plan_trees
 from gyre.core.microstep import NO_EDGE, ExecutionInfo, MicroStep, Row, TreeBlock
-from gyre.core.samples import Block, ExecutionSamples, choose, draw_samples
+from gyre.core.samples import ExecutionSamples, choose, draw_samples
 from gyre.core.tree import Tree, fold
 from gyre.testkit.block_trees import ReadTarget, path_tokens, read_targets
 from gyre.testkit.trajectory_world import Caller
@@ -216,20 +216,8 @@ def chosen_targets(
     return found
 
 
-def as_tree_block(block: Block) -> TreeBlock:
-    return TreeBlock(
-        execution=0,
-        token_ids=tuple(block.token_ids),
-        edges=block.edges,
-        target_positions=tuple(block.target_positions),
-        behaviour_logprobs=tuple(block.logprobs),
-        versions=tuple(block.versions),
-        num_repeated_tokens=block.num_repeated_tokens,
-    )
-
-
 def targets_of(samples: ExecutionSamples) -> Counter[ReadTarget]:
-    blocks = [as_tree_block(block) for block in samples.blocks]
+    blocks = [block.of_execution(0) for block in samples.blocks]
     return Counter(target for block in blocks for target in read_targets(block))
 
 
@@ -260,6 +248,6 @@ def test_every_path_ends_with_a_target(seed: int) -> None:
     samples = draw_samples(
         tree, attempt=1, rng=random.Random(seed), row_tokens=60, max_trajectories=6
     )
-    for block in map(as_tree_block, samples.blocks):
+    for block in (block.of_execution(0) for block in samples.blocks):
         ends = {block.edges[leaf].stop - 1 for leaf in block.leaves}
         assert ends <= set(block.target_positions)

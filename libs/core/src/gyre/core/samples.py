@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gyre.contracts.events.calls import RequestRole, Span
 from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit
 from gyre.core.blocks import BlockPlan, plan_flat, plan_trees
-from gyre.core.microstep import Edge
+from gyre.core.microstep import Edge, TreeBlock
 from gyre.core.tree import Tree
 from gyre.core.tree_nodes import Node
 
@@ -40,6 +40,18 @@ class Block:
     logprobs: array[float]
     versions: array[int]
     num_repeated_tokens: int
+
+    def of_execution(self, number: int) -> TreeBlock:
+        """As a micro-step has it, in which the execution has this number."""
+        return TreeBlock(
+            execution=number,
+            token_ids=tuple(self.token_ids),
+            edges=self.edges,
+            target_positions=tuple(self.target_positions),
+            behaviour_logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            num_repeated_tokens=self.num_repeated_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +103,11 @@ def draw_samples(
         rng=rng,
         class_order=class_order,
     )
+    return samples_of(choice, row_tokens=row_tokens, flat=flat)
+
+
+def samples_of(choice: Choice, *, row_tokens: int, flat: bool = False) -> ExecutionSamples:
+    """What was chosen, as blocks. Arguments and errors: as of `draw_samples`."""
     nodes, admitted = choice.nodes, choice.admitted
     targets = frozenset(place for one in admitted for place in one.fresh)
     temperature = _checked_temperature([nodes[place] for place in sorted(targets)])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Literal
 
 from gyre.contracts.events.calls import RequestRole
@@ -18,7 +17,7 @@ from gyre.core.admission import seeded
 from gyre.core.causes import Cause, causes
 from gyre.core.execution_fate import Fate
 from gyre.core.harness import harness_profile
-from gyre.core.samples import Choice, SampleError, choose, draw_samples
+from gyre.core.samples import Choice, SampleError, choose, samples_of
 from gyre.core.tree import Tree
 from gyre.core.tree_counts import TreeCounts, tree_counts
 from gyre.core.tree_nodes import CallStatus, Node
@@ -135,26 +134,15 @@ def _last_attempt(tree: Tree) -> int:
 def _drawn(tree: Tree, spec: JobSpec, execution: str, attempt: int) -> tuple[Choice, int]:
     """Admission's choice, and the tokens that it is in a micro-step. Raises SampleError."""
     section = spec.admission
-
-    def source() -> Random:
-        return seeded(spec.seed, execution)
-
     choice = choose(
         tree,
         attempt=attempt,
         row_tokens=section.row_tokens,
         max_trajectories=section.max_trajectories,
-        rng=source(),
+        rng=seeded(spec.seed, execution),
         class_order=_class_order(spec),
     )
-    drawn = draw_samples(
-        tree,
-        attempt=attempt,
-        row_tokens=section.row_tokens,
-        max_trajectories=section.max_trajectories,
-        rng=source(),
-        class_order=_class_order(spec),
-    )
+    drawn = samples_of(choice, row_tokens=section.row_tokens)
     return choice, sum(len(block.token_ids) for block in drawn.blocks)
 
 

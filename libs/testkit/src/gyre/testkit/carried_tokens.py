@@ -80,15 +80,4 @@ def _first_difference(name: str, due: Counter[Trained], found: Counter[Trained])
 
 def blocks_of(samples: ExecutionSamples) -> list[TreeBlock]:
     """What an execution's samples would be in a micro-step of its own."""
-    return [
-        TreeBlock(
-            execution=0,
-            token_ids=tuple(block.token_ids),
-            edges=block.edges,
-            target_positions=tuple(block.target_positions),
-            behaviour_logprobs=tuple(block.logprobs),
-            versions=tuple(block.versions),
-            num_repeated_tokens=block.num_repeated_tokens,
-        )
-        for block in samples.blocks
-    ]
+    return [block.of_execution(0) for block in samples.blocks]

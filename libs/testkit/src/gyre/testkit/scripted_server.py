@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from gyre.proxy.sampling.connections import Connections
+
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
@@ -78,3 +80,14 @@ async def server(script: Script) -> AsyncIterator[Server]:
 def chunk(data: bytes) -> bytes:
     """Of an answer in chunks."""
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connections]:
+    """The proxy's connections, closed at the end."""
+    pool = Connections()
+    try:
+        yield pool
+    finally:
+        pool.close()
+        await asyncio.sleep(0)

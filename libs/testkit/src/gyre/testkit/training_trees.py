@@ -138,16 +138,8 @@ def step_of_samples(samples: ExecutionSamples, *, vocab_size: int, window_rows: 
         temperature=samples.temperature,
     )
     blocks = [
-        TreeBlock(
-            execution=0,
-            token_ids=tuple(token % vocab_size for token in block.token_ids),
-            edges=block.edges,
-            target_positions=tuple(block.target_positions),
-            behaviour_logprobs=tuple(block.logprobs),
-            versions=tuple(block.versions),
-            num_repeated_tokens=block.num_repeated_tokens,
-        )
-        for block in samples.blocks
+        replace(tree, token_ids=tuple(token % vocab_size for token in tree.token_ids))
+        for tree in (block.of_execution(0) for block in samples.blocks)
     ]
     return MicroStep(
         batch="b0",

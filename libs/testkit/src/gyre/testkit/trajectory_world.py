@@ -182,6 +182,10 @@ class World:
         they are given."""
         for event in calls or calls_of(execution, self.seed, attempt=attempt):
             await self.say(subjects.calls(self.job, execution), event)
+        await self.score(execution, reward, attempt=attempt)
+
+    async def score(self, execution: str, reward: float | None, *, attempt: int = 1) -> None:
+        """None: excluded."""
         body: Body = ExecutionExcluded(execution=execution, reason="broken scorer")
         if reward is not None:
             body = Evaluated(

@@ -22,7 +22,6 @@ from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.groups import MicroStepEmitted, StreamClosed
-from gyre.contracts.events.scores import Evaluated, ExecutionExcluded
 from gyre.core.microstep import MicroStep
 from gyre.testkit.command_line import Ended, run_command
 from gyre.testkit.execution_world import until
@@ -75,7 +74,7 @@ def trained_run(app: ModuleType, home: Path) -> Terminal:
         for execution, reward in zip(world.plan(0).executions, REWARDS, strict=True):
             for event in run_calls(execution):
                 await world.say(subjects.calls(JOB, execution), event)
-            await _score(world, execution, 1, reward)
+            await world.score(execution, reward)
         for number in (1, 2):
             await world.finish_group(number, REWARDS)
         await world.open_batch(BATCH)
@@ -111,27 +110,12 @@ def run_of(
         for event in events:
             await world.say(subjects.calls(JOB, EXECUTIONS[0]), event)
         if scored is not None:
-            await _score(world, EXECUTIONS[0], scored, 0.25)
+            await world.score(EXECUTIONS[0], 0.25, attempt=scored)
         await _archive(journal, home / name)
 
     name = f"run-{len(list(home.iterdir()))}"
     asyncio.run(make())
     return name
-
-
-async def _score(world: World, execution: str, attempt: int, reward: float | None) -> None:
-    """None: excluded."""
-    body: Body = ExecutionExcluded(execution=execution, reason="broken scorer")
-    if reward is not None:
-        body = Evaluated(
-            execution=execution,
-            attempt=attempt,
-            evaluation=f"{execution}-v1",
-            artifact="0" * 64,
-            branch="main",
-            reward=reward,
-        )
-    await world.say(subjects.score(JOB, execution), body)
 
 
 async def _trained(journal: Journal, blobs: MemoryBlobStore, world: World) -> dict[str, list[int]]:

@@ -13,10 +13,10 @@ from gyre.contracts.job import JobSpec
 from gyre.core.admission import seeded
 from gyre.core.groups import Batch, JobGroups, Trainee, trainees
 from gyre.core.harness import harness_profile
-from gyre.core.microstep import ExecutionInfo, MicroStep, Row, TreeBlock
+from gyre.core.microstep import ExecutionInfo, MicroStep, Row
 from gyre.core.packing import Bundle, PackedStep, next_step, shape_of
 from gyre.core.records import RecordError
-from gyre.core.samples import Block, ExecutionSamples, SampleError, draw_samples
+from gyre.core.samples import ExecutionSamples, SampleError, draw_samples
 from gyre.trajectory.trees import Trees
 
 NOTHING = ExecutionSamples(
@@ -109,10 +109,9 @@ class Workbench:
             rows=tuple(
                 Row(
                     blocks=tuple(
-                        _block(
-                            number[placement.execution],
-                            self._samples[placement.execution].blocks[placement.block],
-                        )
+                        self._samples[placement.execution]
+                        .blocks[placement.block]
+                        .of_execution(number[placement.execution])
                         for placement in row
                     )
                 )
@@ -138,16 +137,4 @@ def _info(trainee: Trainee, samples: ExecutionSamples) -> ExecutionInfo:
         advantage=trainee.advantage,
         num_targets=samples.num_targets,
         temperature=samples.temperature,
-    )
-
-
-def _block(execution: int, block: Block) -> TreeBlock:
-    return TreeBlock(
-        execution=execution,
-        token_ids=tuple(block.token_ids),
-        edges=block.edges,
-        target_positions=tuple(block.target_positions),
-        behaviour_logprobs=tuple(block.logprobs),
-        versions=tuple(block.versions),
-        num_repeated_tokens=block.num_repeated_tokens,
     )
