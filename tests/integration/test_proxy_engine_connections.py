@@ -19,9 +19,10 @@ class Kept:
     """A sink that takes everything."""
 
     data: bytes = b""
+    give_up: Callable[[], None] = lambda: None
 
     def begin(self, catch_up: Callable[[], None], give_up: Callable[[], None]) -> None:
-        """Waits."""
+        self.give_up = give_up
 
     def came(self, data: bytes) -> bool:
         return False
@@ -138,3 +139,44 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
     async with server(script) as here, connected() as pool:
         await pool.post(here.url, "/x", [b"{}"], Kept())
         await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_who_gives_up_too_late_leaves_the_connection_to_whom_it_belongs_now() -> None:
+    go_on = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + END)
+        await peer.request()
+        await peer.say(CHUNKED + chunk(b"half"))
+        await go_on.wait()
+        await peer.say(chunk(b" and half") + END)
+
+    async with server(script) as here, connected() as pool:
+        first, second = Kept(), Kept()
+        await pool.post(here.url, "/x", [b"{}"], first)
+        first.give_up()
+        asking = asyncio.create_task(pool.post(here.url, "/x", [b"{}"], second))
+        while second.data != b"half":
+            await asyncio.sleep(0.01)
+        first.give_up()
+        go_on.set()
+        assert await asyncio.wait_for(asking, 10) == Reply(status=200)
+        assert second.data == b"half and half"
+        assert here.num_connections == 1
+
+
+async def test_who_gives_up_is_told_so_and_asks_nobody_else() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.reader.read()
+
+    async with server(script) as here, connected() as pool:
+        sink = Kept()
+        asking = asyncio.create_task(pool.post(here.url, "/x", [b"{}"], sink))
+        while not here.num_connections:
+            await asyncio.sleep(0.01)
+        sink.give_up()
+        with pytest.raises(OSError, match="given up"):
+            await asyncio.wait_for(asking, 10)
+        assert here.num_connections == 1

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from gyre.proxy.sampling import connection, connections
+from gyre.proxy.sampling.connections import Connections
 from gyre.proxy.sampling.contexts import ContextTexts
 from gyre.proxy.sampling.streams import (
     EngineBroken,
@@ -71,29 +72,47 @@ async def test_who_is_cancelled_closes_the_connection() -> None:
         assert running.cancelled()
 
 
+class Told(EngineStream):
+    """A stream that says when bytes have come, whether or not anybody has looked at them."""
+
+    def __init__(self, pool: Connections, url: str, last: bytes) -> None:
+        super().__init__(pool, ContextTexts(0), url, (0, 0))
+        self.last = last
+        self.has_come = asyncio.Event()
+
+    def came(self, data: bytes) -> bool:
+        if self.last in data:
+            self.has_come.set()
+        return super().came(data)
+
+
+async def say_three_and_hang(peer: Peer) -> None:
+    await peer.request()
+    for ids in ([1], [1, 2], [1, 2, 3]):
+        await peer.say(CHUNKED[: len(CHUNKED) if ids == [1] else 0] + chunk(event(ids)))
+        await asyncio.sleep(0.01)  # so that each comes alone
+    await peer.reader.read()
+
+
 async def test_who_is_cancelled_has_all_that_had_come() -> None:
-    came = asyncio.Event()
-
-    class Told(EngineStream):
-        def came(self, data: bytes) -> bool:
-            if event([1, 2, 3]) in data:
-                came.set()
-            return super().came(data)
-
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        for ids in ([1], [1, 2], [1, 2, 3]):
-            await peer.say(CHUNKED[: len(CHUNKED) if ids == [1] else 0] + chunk(event(ids)))
-            await asyncio.sleep(0.01)  # so that each comes alone
-        await peer.reader.read()
-
-    async with server(script) as here, connected() as pool:
-        stream = Told(pool, ContextTexts(0), here.url, (0, 0))
+    async with server(say_three_and_hang) as here, connected() as pool:
+        stream = Told(pool, here.url, event([1, 2, 3]))
         running = asyncio.create_task(stream.run(ORDER))
-        await asyncio.wait_for(came.wait(), 10)
+        await asyncio.wait_for(stream.has_come.wait(), 10)
         running.cancel()
         assert stream.sample().token_ids == (1, 2, 3)
         await asyncio.wait({running})
+
+
+async def test_who_drops_a_stream_keeps_all_that_had_come() -> None:
+    async with server(say_three_and_hang) as here, connected() as pool:
+        stream = Told(pool, here.url, event([1, 2, 3]))
+        running = asyncio.create_task(stream.run(ORDER))
+        await asyncio.wait_for(stream.has_come.wait(), 10)
+        stream.drop()
+        with pytest.raises(EngineBroken, match="given up"):
+            await asyncio.wait_for(running, 10)
+        assert stream.sample().token_ids == (1, 2, 3)
 
 
 @pytest.mark.parametrize("size", [3, 2**16])

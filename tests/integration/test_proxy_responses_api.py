@@ -284,6 +284,28 @@ async def test_a_stream_is_kept_alive_and_its_failure_is_the_librarys_error(mode
         assert failed.value.message.endswith("Please try again in 2s.")
 
 
+async def test_the_events_of_a_stream_that_was_kept_alive_are_numbered_without_a_gap(
+    model: Path,
+) -> None:
+    async with scripted_engine(model, *SCRIPT) as engine:
+        log = MemoryEventLog()
+        facts = Facts(Journal(log, SystemClock()))
+        await facts.submit(model, max_new_tokens=200)
+        key = await facts.start(EXECUTION)
+        async with (
+            running_proxy(log, keepalive_s=0.05) as served,
+            AsyncOpenAI(api_key=key, base_url=f"{served.url}/v1", max_retries=0) as client,
+        ):
+            events = await client.responses.create(model="policy", input="hi", stream=True)
+            told = [await anext(aiter(events))]
+            await asyncio.sleep(0.2)  # some signs of life
+            await facts.rollout(0, engine.url)
+            told += [event async for event in events]
+    assert [event.type for event in told].count("response.in_progress") > 2
+    assert told[-1].type == "response.completed"
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+
+
 async def test_models_are_listed_for_clients_of_either_vendor(model: Path) -> None:
     async with world(model, "http://127.0.0.1:9") as running:
         listed = [item.id async for item in running.client.models.list()]

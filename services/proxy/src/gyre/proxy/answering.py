@@ -36,7 +36,7 @@ class Answering:
         self._call = call
         self._waiter = waiter
         self._stream = stream
-        self._clock = clock
+        self._created = int(clock.now())
         # Who waits for an answer in one piece cannot be told anything before it.
         self._pause_s = keepalive_s if exchange.request.stream else float("inf")
         self._deadline = deadline
@@ -45,10 +45,12 @@ class Answering:
         """Raises Fault, ConnectionError when the client is gone."""
         call = self._call
         await self._wait_for(lambda: call.whole is not None)
-        made = None if call.whole is None else made_of(self._exchange, answer())
+        made = None if call.whole is None else made_of(self._exchange, self._stream, answer())
         await self._wait_for(lambda: call.is_recorded)
         if made is None or not call.is_recorded:
             raise call.task.exception() or AssertionError("a call ends with its turn, or a fault")
+        if made.num_writes != self._stream.num_writes:  # kept alive since: events are numbered
+            made = made_of(self._exchange, self._stream, answer())
         return await respond(self._stream, made)
 
     async def _wait_for(self, is_so: Callable[[], bool]) -> None:
@@ -57,18 +59,19 @@ class Answering:
         while not is_so() and not self._call.task.done():
             until = min(self._deadline, loop.time() + self._pause_s)
             is_told = await self._waiter.news.wait_until(until)
+            if is_told or self._waiter.displaced or self._call.task.done():
+                pass
+            elif loop.time() >= self._deadline or not self._exchange.request.stream:
+                raise later("the turn is not whole yet: ask again", "call_continues")
+            else:
+                await self._stream.write(self._sign_of_life())
             if self._waiter.displaced:
                 raise later("a retry of this request has taken its place", "displaced")
-            if is_told or self._call.task.done():
-                continue
-            if loop.time() >= self._deadline:
-                raise later("the turn is not whole yet: ask again", "call_continues")
-            await self._stream.write(self._sign_of_life())
 
     def _sign_of_life(self) -> bytes:
         opened = Opened(
             call=self._call.id,
-            created=int(self._clock.now()),
+            created=self._created,
             num_input_tokens=self._call.plan.num_input_tokens,
         )
         exchange = self._exchange

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gyre.adapters.clock import Clock
@@ -45,7 +46,7 @@ _LINGERING_S = 2.0
 _BOUND = web.RequestKey("bound", dict[str, str])
 
 # Below it, each model by its name.
-_MODEL = "/v1/models/"
+_MODEL = re.compile(r"/v1/models/(.+)")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -93,9 +94,7 @@ class ProxyApp:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The edge: whatever goes wrong, the client is told in its API's shape."""
         try:
-            if request.headers.get("Expect", "").lower() == "100-continue":
-                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                request.writer.output_size = 0  # none of it was the answer
+            await _go_on(request)
             return await self._route(request)(request)
         except ConnectionError:
             raise  # nobody is there to be told
@@ -109,12 +108,12 @@ class ProxyApp:
         Raises HTTPNotFound, HTTPMethodNotAllowed.
         """
         method = "GET" if request.method == "HEAD" else request.method
-        path = "/v1/models" if request.path.startswith(_MODEL) else request.path
+        path = "/v1/models" if _MODEL.match(request.path) else request.path
         found = self._routes.get((method, path))
         if found is not None:
             return found
         allowed = {method for method, known in self._routes if known == path}
-        raise web.HTTPMethodNotAllowed(method, allowed) if allowed else web.HTTPNotFound
+        raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
         ready = self._proxy.caught_up.is_set()
@@ -125,7 +124,8 @@ class ProxyApp:
         identity = await self._proxy.authorize(models.key(headers))
         spec = self._proxy.served(identity.job).spec
         created = int(self._clock.now())
-        name = request.path.removeprefix(_MODEL) if request.path.startswith(_MODEL) else None
+        asked = _MODEL.match(request.path)
+        name = asked[1] if asked else None
         body = models.answer(name, headers, spec=spec, created=created)
         return web.Response(body=body, content_type="application/json")
 
@@ -237,6 +237,17 @@ class ProxyApp:
             return await stream.fail(exchange, fault_of(error))
         finally:
             self._proxy.calls.leave(live, call, waiter, delivered=delivered, reason=reason)
+
+
+async def _go_on(request: web.BaseRequest) -> None:
+    """Tells a client that asks first to send its body. Raises HTTPExpectationFailed."""
+    expected = request.headers.get("Expect")
+    if expected is None or request.version < HttpVersion11:
+        return
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"Expect: {expected} is not known")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # none of it was the answer
 
 
 def _error(request: web.BaseRequest, fault: Fault) -> web.Response:

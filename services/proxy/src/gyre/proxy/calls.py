@@ -20,8 +20,8 @@ from gyre.adapters.clock import Clock
 from gyre.adapters.eventlog.base import EventLogError
 from gyre.adapters.failpoints import failpoint
 from gyre.adapters.logging import get_logger
-from gyre.contracts.events.calls import CallRerouted
-from gyre.core.matching import Plan
+from gyre.contracts.events.calls import CallRecorded, CallRerouted
+from gyre.core.matching import Plan, SentTurn
 from gyre.core.origins import Origin
 from gyre.proxy.codecs.encoding import Codec, ParsedTurn
 from gyre.proxy.faults import attempt_over, not_sampled, overloaded, unrecorded
@@ -144,7 +144,7 @@ class Calls:
         """Attempts up to this one are over: their calls stop, nothing is held for them."""
         live.over_attempt = max(live.over_attempt, attempt)
         for call in [call for call in live.open.values() if call.attempt <= attempt]:
-            if call.id in live.running and call.generation is not None:
+            if call.id in live.running and call.generation is not None and not call.is_recorded:
                 live.deliveries.stop(call.id)
                 call.generation.stop(reason)
             else:
@@ -204,18 +204,12 @@ class Calls:
                 _tell(live, call)
             await live.log.append(event, call.id)
             failpoint("proxy.after_append")
-            if failure is None:
-                committed = True
-                call.is_recorded = True
-                if not live.deliveries.committed(call.id):
-                    record_undelivered(live, call, generation.stopped or "the client left")
-                _tell(live, call)
-                await asyncio.sleep(0)  # the answer goes out, and then it is taken down here
             async with live.asking:
-                live.matcher.recorded(event)
-                generation.end_at(live.tails, event)
                 if failure is None:
-                    live.matcher.sent(event.node, sent_turn(call.id, turn))
+                    committed = True
+                    self._commit(live, call, generation)
+                    await asyncio.sleep(0)  # the answer goes out, and then the call is taken in
+                _take_in(live, event, generation, sent_turn(call.id, turn) if committed else None)
             live.delivered = [told for told in live.delivered if told not in event.delivered]
             if failure is not None:
                 raise failure
@@ -230,6 +224,12 @@ class Calls:
             if not committed:
                 live.deliveries.failed(call.id)
                 live.drop(call.id)
+
+    def _commit(self, live: Live, call: OpenCall, generation: Generation) -> None:
+        call.is_recorded = True
+        if not live.deliveries.committed(call.id):
+            record_undelivered(live, call, generation.stopped or "the client left")
+        _tell(live, call)
 
     def _whole(self, generation: Generation, turn: ParsedTurn) -> Whole:
         return Whole(
@@ -305,6 +305,20 @@ def _ended(call: OpenCall, task: asyncio.Future[Whole]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None and call.is_recorded:
         get_logger().error("call_not_taken_down", call=call.id, error=repr(error))
+
+
+def _take_in(
+    live: Live, event: CallRecorded, generation: Generation, sent: SentTurn | None
+) -> None:
+    """The live tree knows what the log has. sent: what the client was told, if anything."""
+    try:
+        live.matcher.recorded(event)
+        generation.end_at(live.tails, event)
+        if sent is not None:
+            live.matcher.sent(event.node, sent)
+    except Exception:
+        live.log.lost = True  # the execution is read again before its next call
+        raise
 
 
 def _tell(live: Live, call: OpenCall) -> None:

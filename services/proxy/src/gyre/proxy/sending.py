@@ -16,12 +16,13 @@ _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no
 
 
 class Stream:
-    """A stream of events whose headers go out with its first write."""
+    """A stream of events whose headers go out with its first write. num_writes: so far."""
 
     def __init__(self, request: web.BaseRequest, timeout_s: float) -> None:
         self._request = request
         self._timeout_s = timeout_s
         self._response: web.StreamResponse | None = None
+        self.num_writes = 0
 
     @property
     def is_open(self) -> bool:
@@ -29,6 +30,7 @@ class Stream:
 
     async def write(self, data: bytes) -> None:
         """Raises ConnectionError when the client is gone or does not read."""
+        self.num_writes += 1
         async with _taken(self._request, self._timeout_s):
             if self._response is None:
                 self._response = web.StreamResponse(headers=_SSE)
@@ -71,26 +73,35 @@ async def _taken(request: web.BaseRequest, timeout_s: float) -> AsyncIterator[No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What is sent of a whole answer. opening: what a stream begins with, None for an answer in one
-    piece."""
+    """What is sent of a whole answer, behind so many writes. is_stream: as events."""
 
-    opening: bytes | None
-    rest: bytes
+    body: bytes
+    is_stream: bool
+    num_writes: int
 
 
-def made_of(exchange: Exchange, answer: Answer) -> Made:
-    """The answer in the words of its API."""
+def made_of(exchange: Exchange, stream: Stream, answer: Answer) -> Made:
+    """The answer in the words of its API, with what a stream begins with if it has not begun."""
     if not exchange.request.stream:
-        return Made(opening=None, rest=exchange.body(answer))
-    opened = Opened(call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens)
-    return Made(opening=exchange.opening(opened), rest=b"".join(exchange.events(answer)))
+        return Made(body=exchange.body(answer), is_stream=False, num_writes=0)
+    opening = b""
+    if not stream.is_open:
+        opened = Opened(
+            call=answer.call, created=answer.created, num_input_tokens=answer.prompt_tokens
+        )
+        opening = exchange.opening(opened)
+    return Made(
+        body=opening + b"".join(exchange.events(answer)),
+        is_stream=True,
+        num_writes=stream.num_writes,
+    )
 
 
 async def respond(stream: Stream, made: Made) -> web.StreamResponse:
     """Sends the whole answer. Raises ConnectionError when the client is gone."""
-    if made.opening is None:
-        return await stream.whole(made.rest)
-    await stream.write(made.rest if stream.is_open else made.opening + made.rest)
+    if not made.is_stream:
+        return await stream.whole(made.body)
+    await stream.write(made.body)
     return await stream.close()
 
 

@@ -85,6 +85,7 @@ def endpoints(url: str) -> list[Endpoint]:
 def _time_out(waiting: asyncio.Future[Reply]) -> None:
     if not waiting.done():
         waiting.set_exception(TimeoutError())
+        waiting.exception()  # seen here: who waits to send has not come to it yet
 
 
 class Wire(asyncio.Protocol):

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Protocol, cast
 
 import httptools
@@ -93,13 +94,16 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.has_heard = self.is_ending = self.is_reusable = self._is_framed = False
         self._is_chunked = self._is_flowing = False
-        sink.begin(self.catch_up, self._give_up)
+        sink.begin(self.catch_up, partial(self._give_up, self._ended))
         self._transport.write(request)
         return self._ended
 
-    def _give_up(self) -> None:
-        self.is_given_up = True
-        self._fail(ConnectionAbortedError("the exchange was given up"))
+    def _give_up(self, ended: asyncio.Future[Reply]) -> None:
+        """ended: of the exchange that it is about; the connection may be another's by now."""
+        if ended is self._ended and not ended.done():
+            self.is_given_up = True
+            self.catch_up()
+            self._fail(ConnectionAbortedError("the exchange was given up"))
 
     def end(self, free: Callable[[], None]) -> None:
         """Reads the rest of the answer, and calls `free` if the connection can be used then."""

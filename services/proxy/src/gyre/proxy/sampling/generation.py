@@ -130,7 +130,7 @@ class Generator:
             with self._watch.registered(generation.wake, self._keys(generation.execution)):
                 look()
                 reason = await self._ran(stream, order)
-                if leaving.has_begun:
+                if leaving.has_begun and stream.sample().finish not in ("stop", "length"):
                     reason = "transition"
                     await leaving.heard()
         finally:

@@ -41,8 +41,10 @@ class HandOver:
             )
 
     async def heard(self) -> None:
-        """Returns when the engine has answered, or has had its time: its pin is set by then."""
-        if self._asking is not None:
+        """The stream is over. Returns when the engine has answered, or has had its time: its pin is
+        set by then."""
+        if self._asking is not None and self._dropping is not None:
+            self._dropping.cancel()
             await self._asking
 
     def end(self) -> None:

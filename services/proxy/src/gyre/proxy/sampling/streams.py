@@ -73,6 +73,7 @@ class EngineStream:
         self._catch_up: Callable[[], None] = _nothing
         self._give_up: Callable[[], None] = _nothing
         self._is_dropped = False
+        self._may_be_whole = False
         self.first_event: float | None = None
 
     async def run(self, order: SamplingOrder) -> None:
@@ -123,7 +124,8 @@ class EngineStream:
     def came(self, data: bytes) -> bool:
         """An error ends the stream, whether or not the engine ends it; so does a reason to end."""
         failpoint("proxy.mid_stream")
-        return _ERROR in data or _FINISH.search(data) is not None
+        self._may_be_whole = self._may_be_whole or _FINISH.search(data) is not None
+        return self._may_be_whole or _ERROR in data
 
     def take(self, data: bytes) -> Want:
         """The stream's next bytes, as they come. With the event that ends the turn all is there:
@@ -139,8 +141,8 @@ class EngineStream:
             self._take_event(event.removeprefix(b"data: "))
         if self._refusal is not None:
             return Want.NO_REST
-        is_last = _FINISH.search(self._newest) is not None and self._newest_sample().finish
-        return Want.NOTHING if is_last else Want.MORE
+        is_whole = self._may_be_whole and self._newest_sample().finish is not None
+        return Want.NOTHING if is_whole else Want.MORE
 
     def sample(self) -> Sample:
         """What has come so far."""
