@@ -14,12 +14,13 @@ import random
 import time
 from collections.abc import Callable
 
-from gyre.core.admission import CLASS_ORDER, Candidates, Leaf, admit, path_to
+from gyre.core.admission import CLASS_ORDER, Candidates, Leaf, admit
 from gyre.core.samples import choose
 from gyre.core.tree import fold
 from gyre.testkit.benches import write_report
 from gyre.testkit.branching_calls import calls_of_contexts
 from gyre.testkit.tree_case import TREE_CASE
+from gyre.testkit.tree_paths import path_to
 
 NUM_LEAVES, TRUNK_NODES, BRANCH_NODES = 1000, 200, 3
 TURN_TOKENS = 150

@@ -36,7 +36,7 @@ from gyre.testkit.trainer_in_process import (
     make_trainer,
     start_world,
 )
-from gyre.testkit.training_trees import TreeShape, random_tree_step, step_of_samples
+from gyre.testkit.training_trees import TreeShape, laid_flat, random_tree_step, step_of_samples
 from gyre.testkit.tree_case import EXECUTION, TREE_CASE
 
 if TYPE_CHECKING:
@@ -65,19 +65,12 @@ class Pair:
 
 def pair(bench: Bench, cap: int) -> Pair:
     tree = fold(calls_of_contexts(EXECUTION, TREE_CASE))
-    steps = []
-    for flat in (False, True):
-        samples = draw_samples(
-            tree,
-            attempt=1,
-            row_tokens=ROW_TOKENS,
-            max_trajectories=cap,
-            rng=seeded(0, EXECUTION),
-            flat=flat,
-        )
-        num_rows = len(samples.blocks)
-        steps.append(step_of_samples(samples, vocab_size=VOCABULARY, window_rows=num_rows))
-    shared, flat_rows = steps
+    samples = draw_samples(
+        tree, attempt=1, row_tokens=ROW_TOKENS, max_trajectories=cap, rng=seeded(0, EXECUTION)
+    )
+    num_rows = len(samples.blocks)
+    shared = step_of_samples(samples, vocab_size=VOCABULARY, window_rows=num_rows)
+    flat_rows = laid_flat(shared, window_rows=samples.num_paths)
     return Pair(
         tree=bench.packed(shared),
         flat=unshared(bench.packed(flat_rows, rows_per_unit=1)),

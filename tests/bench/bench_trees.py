@@ -4,9 +4,10 @@
 
 One execution of 300 turns whose agent sums its history up after every 50 and goes on from the
 summary. Tokens per second are tokens of the tree, each once, whatever a program had to look at for
-them. The tree is folded from the recorded calls (`tree`), from the log's bytes (`tree_from_bytes`),
-and, as the proxy does it, from the requests themselves: every request's messages are matched and
-what is new is recorded (`tree_from_requests`). The peer does the last, with its tokens ready made.
+them. The tree is folded from the recorded calls, each checked against its nodes' ids (`tree`), from
+the log's bytes (`tree_from_bytes`), and, as the proxy does it, from the requests themselves: every
+request's messages are matched and what is new is recorded (`tree_from_requests`). The peer does the
+last, with its tokens ready made.
 
 Delivered: sampled tokens that some training sample has as targets, of all. Trained: how often such
 a token is a target, on average. The peer's samples are its branches; ours are admitted without a
@@ -23,17 +24,19 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gyre.contracts.codec import decode_trusted, encode, make_envelope
+from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded
 from gyre.core.matching import SentTurn
 from gyre.core.messages import Message
+from gyre.core.records import fold_record
 from gyre.core.samples import draw_samples
-from gyre.core.tree import Tree, fold
+from gyre.core.tree import Tree
 from gyre.core.tree_counts import tree_counts
 from gyre.testkit.benches import write_report
 from gyre.testkit.matched_calls import MatchedCalls
@@ -135,6 +138,13 @@ def best(work: Callable[[], Found]) -> tuple[float, Found]:
     return seconds, found
 
 
+def folded(records: Iterable[Body]) -> Tree:
+    tree = Tree()
+    for sequence, record in enumerate(records, start=1):
+        fold_record(tree, "e", sequence, record)
+    return tree
+
+
 def as_logged(event: CallRecorded) -> bytes:
     envelope = make_envelope(
         event, identity=event.call, job="j", aggregate="exec.e.calls", time=0.0, causation="c"
@@ -188,8 +198,8 @@ def main() -> None:
     from_requests_s, calls = best(lambda: matched(run, asked))
     events = [event for event in calls.log if isinstance(event, CallRecorded)]
     lines = [as_logged(event) for event in events]
-    fold_s, tree = best(lambda: fold(events))
-    bytes_s, _ = best(lambda: fold(decode_trusted(line).body for line in lines))
+    fold_s, tree = best(lambda: folded(events))
+    bytes_s, _ = best(lambda: folded(decode_trusted(line).body for line in lines))
     num_tokens = tree_counts(tree).tokens
     delivered, trained = delivery(tree, run)
     figures = {

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from gyre.contracts.codec import UndecodableEvent, decode, decode_trusted, encode
 from gyre.contracts.envelope import Body, Envelope
+from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.contracts.registry import EVENT_TYPES, event
 from gyre.contracts.upcasters import UPCASTERS, upcaster
+from gyre.testkit.examples import example_events
+
+RECORDED = Path(__file__).parents[1] / "replay" / "runs" / "quickstart.jsonl.gz"
 
 Decoder = Callable[[bytes], Envelope]
 DECODERS = pytest.mark.parametrize("read", [decode, decode_trusted])
@@ -97,6 +103,32 @@ def test_a_hole_in_the_chain_is_refused(read: Decoder) -> None:
 def test_two_upcasters_of_one_step_are_an_error() -> None:
     with pytest.raises(TypeError, match="two upcasters"):
         upcaster("weighed", 1)(lambda body: body)
+
+
+@DECODERS
+@pytest.mark.parametrize("recorded", [{}, {"max_skipped_steps": 2}])
+def test_a_job_submitted_without_a_bound_on_skipped_steps_has_none(
+    read: Decoder, recorded: dict[str, int]
+) -> None:
+    raw = json.loads(encode(example_events()["job_submitted"]))
+    del raw["body"]["spec"]["objective"]["max_skipped_steps"]
+    raw["body"]["spec"]["objective"] |= recorded
+    body = read(json.dumps({**raw, "version": 1}).encode()).body
+    assert isinstance(body, JobSubmitted)
+    assert body.spec.objective.max_skipped_steps == recorded.get("max_skipped_steps")
+
+
+@DECODERS
+def test_a_recorded_job_of_an_earlier_release_goes_on_however_many_steps_it_skips(
+    read: Decoder,
+) -> None:
+    with gzip.open(RECORDED, "rt", encoding="utf-8") as lines:
+        events = (json.loads(line).get("event", {}) for line in lines)
+        event = next(event for event in events if event.get("type") == "job_submitted")
+    assert event["version"] == 1
+    body = read(json.dumps(event).encode()).body
+    assert isinstance(body, JobSubmitted)
+    assert body.spec.objective.max_skipped_steps is None
 
 
 def test_every_version_an_event_ever_had_can_still_be_read() -> None:

@@ -64,6 +64,10 @@ def _report_shows_it(
     assert "steps not applied" in printed.stdout
     summary = json.loads((out / "report.json").read_text())
     assert summary["steps_skipped"] == 2
+    assert (summary["delivered_share"], summary["trained_tokens"]) == (None, 0)
+    named = [f"step {step.step} was not applied: {step.skip_reason}" for step in steps]
+    assert summary["alarms"][:2] == named
+    assert all(f"warning: {line}" in printed.stdout for line in named)
     assert [row["skip_reason"] for row in summary["objective_by_step"]] == [
         step.skip_reason for step in steps
     ]

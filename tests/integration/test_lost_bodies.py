@@ -1,17 +1,15 @@
-"""A recorded call whose body the blob store has lost: its execution is out, every other goes on."""
+"""A recorded call whose body the blob store has lost: its execution trains nothing, others do."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 import gyre.adapters.journal as journal_module
 from gyre.adapters.blobs import DirectoryBlobStore
-from gyre.adapters.clock import ManualClock, SystemClock
+from gyre.adapters.clock import ManualClock
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
@@ -19,15 +17,14 @@ from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts import subjects
 from gyre.contracts.codec import BodyElsewhere, decode
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.calls import CallsSealed
-from gyre.contracts.events.groups import GroupReady, MicroStepEmitted, StreamClosed
-from gyre.contracts.events.scores import Evaluated, ExecutionExcluded
-from gyre.contracts.job import EvaluationSection
-from gyre.core.evaluation import CallSummary, Pending, decide
-from gyre.evaluator.bootstrap import build
-from gyre.evaluator.settings import EvaluatorSettings
-from gyre.testkit.execution_world import ExecutionWorld, until
-from gyre.testkit.facts import terminated
+from gyre.contracts.events.cells import MicroStepClaimed
+from gyre.contracts.events.groups import (
+    ExecutionQuarantined,
+    GroupReady,
+    MicroStepEmitted,
+    StreamClosed,
+)
+from gyre.testkit.execution_world import until
 from gyre.testkit.trajectory_world import World, small_spec
 from gyre.trajectory.handlers import Trajectories
 
@@ -151,87 +148,41 @@ async def test_a_tree_that_is_in_memory_is_trained_though_its_bodies_are_lost(
     assert (await bed.trained())[bed.LOST] > 0
 
 
-async def _ready(bed: Bed) -> bool:
-    return len(await bed.facts(GroupReady)) == 2
-
-
-async def two_executions(world: ExecutionWorld) -> None:
-    """Both have called and ended; nothing is scored yet."""
-    world.add_task("train", "sum", 'echo 1 > "$LOGS_DIR/verifier/reward.txt"')
-    await world.submit()
-    for execution in ("e0", "e1"):
-        await world.run(execution, "sum")
-        await world.call(execution, f"n-{execution}")
-
-
-async def scores_of(world: ExecutionWorld) -> tuple[Body, Body]:
-    """What a running evaluator says of the two."""
-    settings = EvaluatorSettings(
-        nats_url="nats://nowhere",
-        database_url="postgresql://nowhere",
-        home=world.home,
-        key_secret=SecretStr("s"),
-    )
-    running = asyncio.create_task(build(settings, world.log, SystemClock()).run(lambda: None))
-    try:
-
-        async def scored() -> bool:
-            return all([await world.scores(execution) for execution in ("e0", "e1")])
-
-        await until(scored, 20)
-    finally:
-        running.cancel()
-        [result] = await asyncio.gather(running, return_exceptions=True)
-    assert isinstance(result, asyncio.CancelledError), result
-    [lost], [sound] = await world.scores("e0"), await world.scores("e1")
-    return lost, sound
-
-
-async def test_the_evaluator_excludes_it_and_scores_the_others(
+async def test_what_was_emitted_counts_as_it_was_chosen_though_its_bodies_are_lost_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "MAX_EVENT_BYTES", SMALL)
-    world = ExecutionWorld(tmp_path, MemoryEventLog())
-    await two_executions(world)
-    for execution in ("e0", "e1"):
-        await world.end(execution, "completed")
-    store = DirectoryBlobStore(world.home / "blobs")
-    [first, *_] = [r async for r in world.log.read(Stream.CALLS, subjects=("calls.j1.exec.e0",))]
-    with pytest.raises(BodyElsewhere) as elsewhere:
-        decode(first.data)
-    digest = elsewhere.value.reference.digest
-    store.path(digest).unlink()
-    lost, sound = await scores_of(world)
-    assert lost == ExecutionExcluded(
-        execution="e0", reason=f"a record of its calls is lost: blob {digest}"
+    bed = Bed(tmp_path)
+    bed.world.spec = small_spec(
+        groups_per_step=2, admission={"row_tokens": 128, "tokens_per_micro_step": 128}
     )
-    assert isinstance(sound, Evaluated)
-    assert sound.branch == "n-e1"
+    await bed.finish()
+    await bed.open()
+    async with Service(bed):
+        await until(lambda: _emitted(bed), 20)
+    assert not await bed.closed()
+    await bed.lose_bodies()
+    async with Service(bed):
+        await bed.until_closed()
+    [closed] = await bed.facts(StreamClosed)
+    assert isinstance(closed, StreamClosed)
+    trained = await bed.trained()
+    assert trained[bed.LOST] > 0
+    assert closed.num_admitted_targets == closed.num_targets == sum(trained.values())
+    assert await bed.facts(ExecutionQuarantined) == []
 
 
-async def test_the_evaluator_excludes_one_whose_record_is_no_event(tmp_path: Path) -> None:
-    world = ExecutionWorld(tmp_path, MemoryEventLog())
-    await two_executions(world)
-    subject = "calls.j1.exec.e0"
-    await world.end("e1", "completed")
-    await world.end("e0", "completed", seal=False)
-    sequence = await world.log.append(subject, b"{}", event_id="garbage", expected=None)
-    await world.say(subject, CallsSealed(execution="e0", num_calls=1, last_seq=sequence))
-    lost, sound = await scores_of(world)
-    assert isinstance(lost, ExecutionExcluded)
-    assert f"a record of its calls is lost: event {sequence} on {subject}" in lost.reason
-    assert isinstance(sound, Evaluated)
+async def _emitted(bed: Bed) -> bool:
+    """Whether the execution is out whose bodies will be lost; claims, so that it comes."""
+    for body in await bed.facts(MicroStepEmitted):
+        assert isinstance(body, MicroStepEmitted)
+        if bed.LOST in body.executions:
+            return True
+    emitted, claimed = await bed.facts(MicroStepEmitted), await bed.facts(MicroStepClaimed)
+    for index in range(len(claimed), len(emitted)):
+        await bed.world.claim("l1-s0000", index)
+    return False
 
 
-def test_what_the_scheduler_ended_is_out_for_that_reason() -> None:
-    seal = CallsSealed(execution="e", num_calls=1, last_seq=1)
-    ended = terminated("e", "surplus", attempt=1)
-    state = Pending(job="j", execution="e", attempts={1: "w"}, terminated=ended, sealed=seal)
-    lost = CallSummary(lost="gone")
-    assert decide(state, lost, EvaluationSection(), now=0.0) == ExecutionExcluded(
-        execution="e", reason="surplus"
-    )
-    done = replace(state, terminated=terminated("e", "completed", attempt=1))
-    assert decide(done, lost, EvaluationSection(), now=0.0) == ExecutionExcluded(
-        execution="e", reason="gone"
-    )
+async def _ready(bed: Bed) -> bool:
+    return len(await bed.facts(GroupReady)) == 2

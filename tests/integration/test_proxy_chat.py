@@ -25,6 +25,7 @@ from gyre.testkit.proxy_world import (
     running_proxy,
 )
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tree_paths import target_leaves
 
 EXECUTION = "job-test-g0000-e0"
 
@@ -113,7 +114,7 @@ async def test_turns_extend_one_path_and_nothing_is_encoded_twice(
     calls = recorded(await facts.calls(EXECUTION))
     assert [call.fork_reason for call in calls] == [None, None, None]
     tree = await facts.tree(EXECUTION)
-    [leaf] = tree.target_leaves()
+    [leaf] = target_leaves(tree)
     assert [node.id for node in tree.path(leaf.id) if node.sampled] == [call.node for call in calls]
     for before, after in pairwise(calls):
         prefix = tree.path_tokens(before.node)

@@ -27,6 +27,7 @@ from gyre.testkit.nats_server import NatsServer
 from gyre.testkit.patient_engine import PatientEngine, patient_engine
 from gyre.testkit.proxy_world import Facts, RunningProxy, running_proxy
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tree_paths import target_leaves
 
 EXECUTION, OTHER = "job-test-g0000-e0", "job-test-g0000-e1"
 # The tiny tokenizer's ids have up to three digits, the engine's logprobs one. A real model's have
@@ -139,7 +140,7 @@ async def test_a_long_turn_is_delivered_and_known_after_a_restart(
     assert all(len(call.output_logprobs) == len(call.output_ids) for call in calls)
     assert min(len(call.output_ids) for call in calls) >= SAMPLED_TOKENS
     tree = await world.facts.tree(OTHER)
-    [leaf] = tree.target_leaves()
+    [leaf] = target_leaves(tree)
     assert [node.id for node in tree.path(leaf.id) if node.sampled] == [c.node for c in calls]
     assert len([path for path in world.blobs.root.rglob("*") if path.is_file()]) == 2
 

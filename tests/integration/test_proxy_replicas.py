@@ -34,6 +34,7 @@ from gyre.testkit.proxy_world import (
     running_proxy,
 )
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tree_paths import target_leaves
 
 EXECUTION = "job-test-g0000-e0"
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -109,7 +110,7 @@ async def test_a_conversation_may_change_proxies_between_any_two_turns(model: Pa
         calls = await recorded(p.facts)
         assert [call.fork_reason for call in calls] == [None] * 5
         tree = await p.facts.tree(EXECUTION)
-        [leaf] = tree.target_leaves()
+        [leaf] = target_leaves(tree)
         assert [node.id for node in tree.path(leaf.id) if node.sampled] == [c.node for c in calls]
         await p.facts.terminate(EXECUTION)
         events = await until_sealed(p.facts)

@@ -63,6 +63,11 @@ def other_input(call: CallRecorded) -> CallRecorded:
     return changed(call, segments=(moved, *others))
 
 
+def with_version(call: CallRecorded, version: int) -> CallRecorded:
+    [span] = call.spans
+    return changed(call, spans=(span.model_copy(update={"version": version}),))
+
+
 def without_number(call: CallRecorded) -> CallRecorded:
     return changed(call, output_logprobs=(float("-inf"), *call.output_logprobs[1:]))
 
@@ -109,13 +114,29 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
         lambda c, seal: [*c[:2], changed(c[2], temperature=0.5), seal],
         r"sampled at temperature 0\.5: call .*-c2; 1\.0: call .*-c0",
     ),
+    "the temperature is none": (
+        lambda c, seal: [*(changed(call, temperature=0.0) for call in c), seal],
+        r"call .*-c0: 0\.0 is no temperature",
+    ),
+    "the temperature is no number": (
+        lambda c, seal: [*(changed(call, temperature=float("nan")) for call in c), seal],
+        r"call .*-c0: nan is no temperature",
+    ),
+    "a policy version is none": (
+        lambda c, seal: [*c[:2], with_version(c[2], 2**40), seal],
+        r"call .*-c2: 1099511627776 is no policy version",
+    ),
     "a record is another execution's": (
         lambda c, seal: [*c[:2], changed(c[2], execution="somebody"), seal],
         r"record \d+, call .*-c2: it is of another execution, 'somebody'",
     ),
-    # These two are done to the log and to the blob store.
+    # These three are done to the log and to the blob store.
     "bytes are no event": (
         lambda c, seal: [*c, seal],
+        r"event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
+    ),
+    "the seal is no event": (
+        lambda c, seal: [*c],
         r"event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
     ),
     "a body is lost": (
@@ -174,10 +195,11 @@ class Bed:
         for event in events:
             sequence = await self.world.say(subject, event)
             if fault == "bytes are no event" and isinstance(event, CallRecorded):
-                garbage = f"garbage-{execution}-{sequence}"
-                await self.log.append(subject, b'{"id": 7}', event_id=garbage, expected=sequence)
+                await self._say_garbage(subject, sequence)
             if fault == "a body is lost" and len(event.model_dump_json()) > LARGE:
                 self._lose_body()
+        if fault == "the seal is no event":
+            await self._say_garbage(subject, sequence)
         score = Evaluated(
             execution=execution,
             attempt=1,
@@ -187,6 +209,10 @@ class Bed:
             reward=float(execution.endswith(("e0", f"e{VICTIM}"))),
         )
         await self.world.say(subjects.score(JOB, execution), score)
+
+    async def _say_garbage(self, subject: str, sequence: int) -> None:
+        garbage = f"garbage-{subject}-{sequence}"
+        await self.log.append(subject, b'{"id": 7}', event_id=garbage, expected=sequence)
 
     def _lose_body(self) -> None:
         assert isinstance(self.blobs, DirectoryBlobStore)

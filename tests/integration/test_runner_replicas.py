@@ -36,6 +36,7 @@ from gyre.testkit.patient_engine import PatientEngine, patient_engine
 from gyre.testkit.proxy_world import JOB, SECRET, Facts, end_process, free_port
 from gyre.testkit.specs import job_spec
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tree_paths import target_leaves
 
 EXECUTION = f"{JOB}-g0000-e0"
 NUM_TURNS = 4
@@ -253,7 +254,7 @@ async def assert_nothing_was_lost_or_doubled(stack: Stack) -> None:
     assert [call.fork_reason for call in calls] == [None] * NUM_TURNS
     assert len({call.call for call in calls}) == NUM_TURNS
     tree = await stack.facts.tree(EXECUTION)
-    [leaf] = tree.target_leaves()
+    [leaf] = target_leaves(tree)
     assert [node.id for node in tree.path(leaf.id) if node.sampled] == [c.node for c in calls]
     said = [stack.engine.tokenizer.decode(call.output_ids[:-1]) for call in calls]
     assert (stack.attempt / "logs" / "stdout.log").read_text().splitlines() == said

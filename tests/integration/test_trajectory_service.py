@@ -19,6 +19,7 @@ from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts import subjects
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.groups import (
+    ExecutionQuarantined,
     GroupClaimed,
     GroupReady,
     MicroStepEmitted,
@@ -32,6 +33,7 @@ from gyre.contracts.events.scheduling import (
 )
 from gyre.core.microstep import MicroStep
 from gyre.core.tree import fold
+from gyre.testkit.execution_world import until
 from gyre.testkit.trajectory_world import Caller, World, calls_of, small_spec
 from gyre.trajectory.handlers import Trajectories
 from gyre.trajectory.inbox import Incoming
@@ -266,6 +268,67 @@ async def test_damaged_records_quarantine_their_execution_alone() -> None:
     everybody = {e for number in range(3) for e in bed.world.plan(number).executions}
     assert trained_executions == everybody - {victim}
     assert len(await bed.facts(StreamClosed)) == 1
+
+
+@pytest.mark.parametrize("is_event", [True, False])
+async def test_damage_is_said_as_soon_as_it_is_found(is_event: bool) -> None:
+    bed = Bed()
+    await bed.world.submit()
+    await bed.world.dispatch(range(1))
+    victim = bed.world.plan(0).executions[0]
+    subject = subjects.calls(JOB, victim)
+    ready = asyncio.Event()
+    running = asyncio.create_task(bed.life().run(ready.set))
+    await ready.wait()
+    if is_event:
+        await bed.world.say(subject, calls_of("stranger", 0)[0])
+    else:
+        await bed.log.append(subject, b"{}", event_id="garbage", expected=None)
+
+    async def said() -> bool:
+        return bool(await bed.facts(ExecutionQuarantined))
+
+    await until(said, 10)
+    running.cancel()
+    [one] = await bed.facts(ExecutionQuarantined)
+    assert one.execution == victim
+
+
+@pytest.mark.parametrize("is_event", [True, False])
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_comes_behind_the_seal_of_a_ready_group_changes_nothing(
+    is_restarted: bool, is_event: bool
+) -> None:
+    bed = Bed()
+    bed.world.spec = small_spec(groups_per_step=1)
+    await bed.world.submit()
+    await bed.world.dispatch(range(1))
+    await bed.world.finish_group(0, (1.0, 0.0, 1.0, 0.0))
+    running = asyncio.create_task(bed.life().run(lambda: None))
+
+    async def is_ready() -> bool:
+        return bool(await bed.facts(GroupReady))
+
+    await until(is_ready, 10)
+    victim = bed.world.plan(0).executions[0]
+    if is_event:
+        await bed.world.say(subjects.calls(JOB, victim), calls_of(victim, 0)[0])
+    else:
+        subject = subjects.calls(JOB, victim)
+        await bed.log.append(subject, b"{}", event_id="garbage", expected=None)
+    if is_restarted:
+        running.cancel()
+        running = asyncio.create_task(bed.life().run(lambda: None))
+    await bed.world.open_batch("l1-s0000")
+
+    async def closed() -> bool:
+        await bed.claim_all()
+        return bool(await bed.facts(StreamClosed))
+
+    await until(closed, 10)
+    running.cancel()
+    assert await bed.facts(ExecutionQuarantined) == []
+    assert victim in trained(await bed.micro_steps())
 
 
 async def test_held_out_executions_get_no_group_and_leave_no_tree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from gyre.core.tree import Tree, TreeError, fold
 from gyre.embedded import postgres
 from gyre.testkit.branching_calls import calls_of_contexts
 from gyre.testkit.proxy_world import JOB
-from gyre.testkit.trajectory_world import calls_of
+from gyre.testkit.trajectory_world import Caller, calls_of
 from gyre.testkit.tree_case import TREE_CASE
 from gyre.testkit.tree_projection import (
     assert_same_tree,
@@ -149,7 +150,24 @@ def behind_the_seal(calls: list[Body]) -> list[Body]:
     return [calls[0], seal, *calls[1:]]
 
 
-@pytest.mark.parametrize("spoil", [without_parent, twice, sealed_with_others, behind_the_seal])
+def behind_the_seal_of_a_sub_agent(calls: list[Body]) -> list[Body]:
+    caller = Caller("bad", random.Random(7))
+    caller.call(None)
+    caller.call(None, role="sub-agent")
+    seal = CallsSealed(execution="bad", num_calls=2, last_seq=0)
+    return [*caller.events, seal, *calls[1:]]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        without_parent,
+        twice,
+        sealed_with_others,
+        behind_the_seal,
+        behind_the_seal_of_a_sub_agent,
+    ],
+)
 async def test_records_that_do_not_fit_damage_their_execution_alone(
     database: AsyncEngine, spoil: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,9 +15,9 @@ from gyre.core.admission import (
     Candidates,
     Leaf,
     admit,
-    path_to,
     seeded,
 )
+from gyre.testkit.tree_paths import path_to
 
 ROLES = (*CLASS_ORDER, "other")
 

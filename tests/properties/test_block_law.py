@@ -12,13 +12,13 @@ from functools import cache
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.core.admission import path_to
-from gyre.core.blocks import BlockPlan, plan_flat, plan_trees
+from gyre.core.blocks import BlockPlan, plan_trees
 from gyre.core.microstep import NO_EDGE, ExecutionInfo, MicroStep, Row, TreeBlock
 from gyre.core.samples import ExecutionSamples, choose, draw_samples
 from gyre.core.tree import Tree, fold
 from gyre.testkit.block_trees import ReadTarget, path_tokens, read_targets
 from gyre.testkit.trajectory_world import Caller
+from gyre.testkit.tree_paths import path_of, path_to
 
 MOST_TOKENS = 6
 
@@ -81,9 +81,8 @@ def num_repeated(forest: Forest, plans: Sequence[BlockPlan]) -> int:
 @given(forests())
 def test_blocks_expand_to_exactly_the_admitted_paths(forest: Forest) -> None:
     admitted = Counter(forest.tokens(path) for path in forest.paths)
-    for plans in (planned(forest), plan_flat(forest.paths, forest.sizes)):
-        found = Counter(path for plan in plans for path in path_tokens(forest.block(plan)))
-        assert found == admitted
+    found = Counter(path for plan in planned(forest) for path in path_tokens(forest.block(plan)))
+    assert found == admitted
 
 
 @given(forests())
@@ -134,9 +133,21 @@ def test_chains_are_one_edge(forest: Forest) -> None:
         assert all(below[number] != 1 for number in range(len(plan.edges)))
 
 
+def lengths_of(tree: TreeBlock) -> tuple[tuple[int, int], ...]:
+    """(shared with the path before, own tokens), by path."""
+    lengths: list[tuple[int, int]] = []
+    before: set[int] = set()
+    for leaf in tree.leaves:
+        path = path_of(tree, leaf)
+        shared = len(before.intersection(path))
+        lengths.append((shared, len(path) - shared))
+        before = set(path)
+    return tuple(lengths)
+
+
 @cache
 def fewest_repeats(lengths: tuple[tuple[int, int], ...], row_tokens: int) -> int:
-    """By trying all cuts. lengths: (shared with the path before, own tokens), by path."""
+    """By trying all cuts. lengths: of a tree's paths, depth-first."""
     if not lengths:
         return 0
     costs, used = [], lengths[0][0]
@@ -149,14 +160,9 @@ def fewest_repeats(lengths: tuple[tuple[int, int], ...], row_tokens: int) -> int
 
 @given(forests())
 def test_no_cut_into_whole_paths_repeats_less(forest: Forest) -> None:
-    flat = plan_flat(forest.paths, forest.sizes)
-    lengths = [(num_repeated(forest, [plan]), len(forest.tokens(plan.places))) for plan in flat]
-    trees: list[list[tuple[int, int]]] = []
-    for shared, length in lengths:
-        if not shared:
-            trees.append([])
-        trees[-1].append((shared, length - shared))
-    best = sum(fewest_repeats(tuple(tree), forest.row_tokens) for tree in trees)
+    whole = plan_trees(forest.paths, forest.sizes, sum(forest.sizes))
+    trees = [lengths_of(forest.block(plan)) for plan in whole]
+    best = sum(fewest_repeats(tree, forest.row_tokens) for tree in trees)
     assert num_repeated(forest, planned(forest)) == best
 
 
@@ -227,18 +233,16 @@ def test_each_chosen_target_is_there_once_in_its_context_however_blocks_are_cut(
 ) -> None:
     tree = random_tree(random.Random(seed))
     chosen = chosen_targets(tree, seed, row_tokens, max_trajectories)
-    for flat in (False, True):
-        samples = draw_samples(
-            tree,
-            attempt=1,
-            row_tokens=row_tokens,
-            max_trajectories=max_trajectories,
-            rng=random.Random(seed),
-            flat=flat,
-        )
-        assert targets_of(samples) == chosen
-        assert samples.num_targets == chosen.total()
-        assert all(0 < len(block.token_ids) <= row_tokens for block in samples.blocks)
+    samples = draw_samples(
+        tree,
+        attempt=1,
+        row_tokens=row_tokens,
+        max_trajectories=max_trajectories,
+        rng=random.Random(seed),
+    )
+    assert targets_of(samples) == chosen
+    assert samples.num_targets == chosen.total()
+    assert all(0 < len(block.token_ids) <= row_tokens for block in samples.blocks)
 
 
 @given(st.integers(0, 2**32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,14 +101,15 @@ def test_packing_is_a_function_of_its_input(drawn: list[Bundle], shape: Shape) -
     assert list(pack_all(drawn, shape)) == list(pack_all(drawn, shape))
 
 
-def test_packing_a_whole_list_is_packing_step_by_step_what_is_left() -> None:
+@pytest.mark.parametrize("longest", [2, ROW])
+def test_packing_a_whole_list_is_packing_step_by_step_what_is_left(longest: int) -> None:
     rng = random.Random(0)
     pending = [
         Bundle(
             execution=f"e{number}",
-            lengths=tuple(rng.randint(1, ROW) for _ in range(rng.randint(0, 4))),
+            lengths=tuple(rng.randint(1, longest) for _ in range(rng.randint(0, 4))),
         )
-        for number in range(3 * WINDOW)
+        for number in range(5 * WINDOW)
     ]
     shape = shape_of(ROW, 3 * ROW)
     for step in pack_all(pending, shape):
@@ -124,6 +126,15 @@ def test_more_is_asked_for_while_little_is_in_hand() -> None:
     assert step is not None
     assert step.executions == ("a", "b")
     assert step.fill == 1.0
+
+
+def test_executions_however_short_are_streamed_into_full_micro_steps() -> None:
+    """Here one micro-step holds more of them than are looked at when they are long."""
+    shape = shape_of(4 * WINDOW, 4 * WINDOW)
+    drawn = [Bundle(execution=f"e{number}", lengths=(1, 1)) for number in range(8 * WINDOW)]
+    steps = stream_with_draws(drawn, shape, 16)
+    assert [step.fill for step, _ in steps] == [1.0] * 4
+    assert [num_drawn for _, num_drawn in steps] == [2 * WINDOW * n for n in range(1, 5)]
 
 
 def test_an_execution_of_many_rows_widens_its_own_micro_step() -> None:

@@ -33,9 +33,15 @@ JOB: dict[str, Any] = {
 }
 
 
-def world_of(home: str, skips: set[int], seed: int, *strikes: Strike) -> TrainingWorld:
+def world_of(
+    home: str, skips: set[int], seed: int, *strikes: Strike, bounded: bool = True
+) -> TrainingWorld:
+    spec = job_spec(**JOB)
+    if not bounded:
+        objective = spec.objective.model_copy(update={"max_skipped_steps": None})
+        spec = spec.model_copy(update={"objective": objective})
     return TrainingWorld(
-        spec=job_spec(**JOB),
+        spec=spec,
         home=Path(home),
         seed=seed,
         skips=frozenset(skips),
@@ -71,6 +77,16 @@ def test_three_skipped_steps_in_a_row_end_the_job_with_the_reason() -> None:
     assert finished.status == "failed"
     assert finished.reason == "3 steps in a row were not applied: mismatch: of version 4"
     assert [step.version for step in steps_of(world)] == [1, 2, 3, 4, 5]
+
+
+def test_a_job_without_a_bound_goes_on_whatever_is_skipped() -> None:
+    """As jobs of logs that are older than the bound did, and are decided again."""
+    skips = {0, 1, 2, 3, 4, 5}
+    with tempfile.TemporaryDirectory() as home:
+        world = world_of(home, skips, 1, bounded=False)
+        run_virtual(world.run())
+    audit(world)
+    assert [step.version - 1 for step in steps_of(world) if step.skipped] == sorted(skips)
 
 
 def test_steps_that_a_restore_does_again_are_not_counted_twice() -> None:

@@ -18,6 +18,7 @@ from gyre.core.tree import Tree, TreeError, fold
 from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.testkit.matched_calls import MatchedCalls
 from gyre.testkit.toy_encoder import CLOSE, GENERATION, ToyEncoder
+from gyre.testkit.tree_paths import target_leaves
 
 TOOLS: list[Mapping[str, Any]] = [{"type": "function", "function": {"name": "run"}}]
 
@@ -169,10 +170,10 @@ def test_targets_are_the_delivered_turns_each_exactly_once(steps: list[tuple[str
     targets = tree.targets()
     assert [node.sampled.call for node in targets if node.sampled] == expected
     covered = {
-        step.id for leaf in tree.target_leaves() for step in tree.path(leaf.id) if step.is_target
+        step.id for leaf in target_leaves(tree) for step in tree.path(leaf.id) if step.is_target
     }
     assert covered == {node.id for node in targets}
-    leaves = {leaf.id for leaf in tree.target_leaves()}
+    leaves = {leaf.id for leaf in target_leaves(tree)}
     for leaf in leaves:
         assert not leaves & {step.id for step in tree.path(leaf)[:-1]}
 

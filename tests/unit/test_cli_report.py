@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gyre.cli.report_files import SECTIONS, emulation_in_words, summary_table, write_report
-from gyre.cli.report_switches import MAX_ROWS
+from gyre.cli.tables import MAX_ROWS
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
@@ -131,6 +132,21 @@ def test_calls_are_counted_by_outcome_and_heldout_tokens_are_not_sampled_for_tra
     assert summary["malformed_tool_calls"] == 2
     assert summary["sampled_tokens"] == 3
     assert summary["failures"]["call aborted"] == 1
+
+
+def test_a_step_that_was_not_applied_is_among_the_alarms_and_trained_nothing() -> None:
+    report = RunReport(JOB)
+    for fact in _recorded().log:
+        envelope = fact.envelope
+        if isinstance(fact.body, cell_events.StepCompleted) and fact.body.version == 1:
+            refused = fact.body.model_copy(update={"skipped": True, "skip_reason": "mismatch: x"})
+            envelope = replace(envelope, body=refused)
+        if fact.job == JOB:
+            report.fold_fact(fact.sequence, envelope)
+    summary = report.summary()
+    assert summary["alarms"] == ["step 0 was not applied: mismatch: x"]
+    assert summary["steps_skipped"] == 1
+    assert summary["trained_tokens"] == _report().summary()["trained_tokens"] * (STEPS - 1) / STEPS
 
 
 def test_both_files_are_written_and_can_be_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.groups import ExecutionOutcome, ExecutionQuarantined, GroupReady
 from gyre.core.advantage import Outcome
 from gyre.core.groups import (
@@ -13,8 +14,10 @@ from gyre.core.groups import (
     Scored,
     evolve,
     next_quarantined,
+    next_ready,
     trainees,
 )
+from gyre.testkit.trajectory_world import small_spec
 
 DAMAGED = {"e1": "record 7, call c: it is recorded twice"}
 OUTCOME = Outcome(disposition="valid", reward=1.0)
@@ -61,6 +64,21 @@ def test_it_is_said_once_with_the_record_and_its_execution_is_no_trainee() -> No
     assert next_quarantined(groups, DAMAGED) is None
     assert [one.execution for one in trainees(groups.batch)] == ["e0"]  # type: ignore[arg-type]
     assert groups.groups["g"].last_sequence == 12
+
+
+def test_nobody_waits_for_the_seal_of_an_execution_in_quarantine() -> None:
+    groups = state()
+    group = groups.groups["g"]
+    groups.batch, groups.spec = None, small_spec()
+    group.batch, group.ready = None, None
+    evolve(groups, 11, CallsSealed(execution="e0", num_calls=1, last_seq=0))
+    assert next_ready(groups) is None
+    due = next_quarantined(groups, DAMAGED)
+    assert due is not None
+    evolve(groups, 12, due)
+    ready = next_ready(groups)
+    assert ready is not None
+    assert [one.reward for one in ready.outcomes] == [1.0, 1.0]
 
 
 def trained(groups: JobGroups) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from gyre.cli.report_delivery import MAX_ROWS, delivery_html, delivery_table, quarantine_table
+from gyre.cli.report_delivery import delivery_html, delivery_table, quarantine_table
+from gyre.cli.tables import MAX_ROWS
 from gyre.contracts.events.cells import NO_STATISTICS, StepCompleted
 from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
 from gyre.core.delivery import Deliveries
@@ -80,8 +82,30 @@ def test_targets_that_are_lost_on_the_way_alarm_with_their_step() -> None:
     assert deliveries.summary()["delivered_share"] == 197 / 200
 
 
-def test_a_step_that_was_not_applied_has_an_alarm_of_its_own_elsewhere() -> None:
-    assert after((closed(0), completed(0, trained=40, skipped=True))).alarms() == ()
+@pytest.mark.parametrize("counted", [40, 100])
+def test_a_step_that_was_not_applied_delivers_nothing_and_is_in_no_sum(counted: int) -> None:
+    """Refused for its mismatch it counted all targets, not finite only some: neither is trained."""
+    refused = completed(1, trained=counted, skipped=True)
+    deliveries = after((closed(0), completed(0)), (closed(1), refused))
+    assert deliveries.alarms() == ()
+    summary = deliveries.summary()
+    assert summary["delivered_share"] == 1.0
+    assert (summary["tokens_forwarded"], summary["tokens_saved"]) == (650, 300)
+    told = [(step["applied"], step["delivered_share"]) for step in summary["delivery_by_step"]]
+    assert told == [(True, 1.0), (False, None)]
+    lines = shown(delivery_table(deliveries)).splitlines()
+    assert [line.split()[:4] for line in lines if "not applied" in line] == [
+        ["1", "100", "not", "applied"]
+    ]
+    assert any(line.split()[:3] == ["all", "100", "100"] for line in lines)
+
+
+def test_a_run_whose_steps_were_all_refused_is_told_without_a_sum() -> None:
+    deliveries = after((closed(0), completed(0, skipped=True)))
+    assert deliveries.summary()["delivered_share"] is None
+    assert "not applied" in delivery_html(deliveries)
+    lines = shown(delivery_table(deliveries)).splitlines()
+    assert not any(line.startswith("all") for line in lines)
 
 
 def test_what_came_after_a_restored_checkpoint_does_not_count() -> None:

@@ -11,13 +11,12 @@ from rich.console import Console
 
 from gyre.adapters.blobs import MemoryBlobStore
 from gyre.cli.report_objective import (
-    MAX_ROWS,
     mismatch_in_words,
     objective_html,
     objective_table,
-    skip_lines,
     write_executions,
 )
+from gyre.cli.tables import MAX_ROWS
 from gyre.contracts.events.cells import (
     NO_STATISTICS,
     RATIO_EDGES,
@@ -25,7 +24,7 @@ from gyre.contracts.events.cells import (
     VersionMismatch,
 )
 from gyre.contracts.step_record import ExecutionRecord, StepRecord
-from gyre.core.objective_report import ObjectiveReport
+from gyre.core.objective_report import MAX_NAMED, ObjectiveReport
 
 
 def mismatch(version: int | None, num_targets: int, mean_abs: float) -> VersionMismatch:
@@ -120,12 +119,23 @@ def test_the_last_steps_and_those_not_applied_are_shown() -> None:
     shown = [int(line.split()[0]) for line in lines if line.strip()[:1].isdigit()]
     assert shown == [2, *range(6, MAX_ROWS + 6)]
     assert any(line.endswith("non_finite_loss") for line in map(str.rstrip, lines))
-    (said,) = skip_lines(report)
-    assert said.endswith("step 2 was not applied: non_finite_loss: micro-step 3: <2 token losses>")
+    assert report.alarms() == (
+        "step 2 was not applied: non_finite_loss: micro-step 3: <2 token losses>",
+    )
     page = objective_html(report)
     assert "&lt;2 token losses&gt;" in page
     assert "0.998 to 1" in page
     assert objective_html(ObjectiveReport()) == ""
+
+
+def test_each_step_that_was_not_applied_alarms_the_last_ones_by_name() -> None:
+    assert report_of(completed(1)).alarms() == ()
+    refused = [completed(n, reason=f"mismatch: {n}") for n in range(1, MAX_NAMED + 3)]
+    report = report_of(*refused, completed(len(refused) + 1))
+    named = [f"step {n} was not applied: mismatch: {n}" for n in range(3, MAX_NAMED + 3)]
+    assert report.alarms() == ("2 steps before these were not applied either", *named)
+    report.restore(2)
+    assert [line.partition(" was")[0] for line in report.alarms()] == ["step 1", "step 2"]
 
 
 def test_executions_are_written_one_a_line_as_far_as_their_records_are_there(

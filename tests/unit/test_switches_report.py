@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from gyre.adapters.archive import read_archive
 from gyre.cli.app import app
-from gyre.cli.report_switches import MAX_ROWS, switches_html, switches_table
+from gyre.cli.report_switches import switches_html, switches_table
+from gyre.cli.tables import MAX_ROWS
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.envelope import Envelope
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed, Moved

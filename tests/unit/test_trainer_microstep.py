@@ -149,10 +149,9 @@ FOREST = TreeBlock(
 )
 
 
-def test_a_block_says_where_its_paths_and_predecessors_are() -> None:
+def test_a_block_says_where_its_paths_are() -> None:
     assert FOREST.depths == (0, 2, 2, 3, 3, 0)
     assert path_tokens(FOREST) == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 6), (7, 8)]
-    assert FOREST.predecessors == (1, 1, 3, 6)
 
 
 def one(**changes: object) -> MicroStep:

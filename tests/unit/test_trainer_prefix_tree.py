@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gyre.cell_agent.trainer.prefix_tree import PrefixTree, Run, build_prefix_tree
 from gyre.core.microstep import NO_EDGE, Edge, TreeBlock
 from gyre.testkit.training_trees import TreeShape, num_distinct_prefixes, random_block
+from gyre.testkit.tree_paths import path_of
 
 shapes = st.builds(
     TreeShape,
@@ -75,7 +76,7 @@ def test_every_path_of_every_block_is_read_back_from_its_places(blocks: list[Tre
     for block, places in zip(blocks, tree.places, strict=True):
         assert tree.token_ids[places].tolist() == list(block.token_ids)
         for leaf in block.leaves:
-            path = [int(places[at]) for at in block.path(leaf)]
+            path = [int(places[at]) for at in path_of(block, leaf)]
             assert path == root_path(tree, path[-1])
             assert tree.positions[path].tolist() == list(range(len(path)))
 
@@ -88,7 +89,7 @@ def test_the_flat_sequence_holds_each_distinct_prefix_once(blocks: list[TreeBloc
 @given(block_lists())
 def test_the_tree_of_trees_is_the_tree_of_their_paths(blocks: list[TreeBlock]) -> None:
     paths = [
-        path_block(*(block.token_ids[place] for place in block.path(leaf)))
+        path_block(*(block.token_ids[place] for place in path_of(block, leaf)))
         for block in blocks
         for leaf in block.leaves
     ]

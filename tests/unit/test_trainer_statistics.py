@@ -20,8 +20,9 @@ from gyre.cell_agent.trainer.statistics import (
 )
 from gyre.contracts.events.cells import RATIO_EDGES, StepStatistics
 from gyre.core.microstep import ExecutionInfo, MicroStep
+from gyre.core.mismatch import Mismatch
 from gyre.core.objective import ObjectiveSettings
-from gyre.objective import Mismatch, Targets, TokenPolicy, objective_loss
+from gyre.objective import Targets, TokenPolicy, objective_loss
 
 SETTINGS = ObjectiveSettings(
     name="gspo_token", clip_low=0.995, clip_high=1.005, token_weight_cap=5.0, loss_cap=100.0

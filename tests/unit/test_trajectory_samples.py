@@ -123,6 +123,9 @@ def test_records_that_cannot_be_trained_are_named() -> None:
     broken = event.model_copy(update={"output_logprobs": (float("-inf"),) * 8})
     with pytest.raises(SampleError, match="not finite"):
         draw(fold([broken]))
+    for value in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(SampleError, match=r"call x-c0: .* is no temperature"):
+            draw(fold([event.model_copy(update={"temperature": value})]))
     rootless = event.model_copy(update={"segments": ()})
     with pytest.raises(SampleError, match="no context"):
         draw(fold([rootless]))
@@ -132,5 +135,8 @@ def test_versions_are_left_out_when_spans_do_not_cover_the_tokens() -> None:
     calls = caller()
     calls.call(None)
     (event,) = calls.events
-    (block,) = draw(fold([event.model_copy(update={"spans": ()})])).blocks
-    assert len(block.versions) == 0
+    [span] = event.spans
+    beyond = span.model_copy(update={"end": 10**15})
+    for spans in ((), (beyond,), (beyond.model_copy(update={"start": 9}),)):
+        (block,) = draw(fold([event.model_copy(update={"spans": spans})])).blocks
+        assert len(block.versions) == 0

@@ -12,10 +12,11 @@ from gyre.contracts.events.calls import CallRecorded
 from gyre.core.causes import Cause, causes
 from gyre.core.samples import draw_samples
 from gyre.core.tree import Tree, fold
-from gyre.core.tree_counts import shared_messages, tree_counts
+from gyre.core.tree_counts import tree_counts
 from gyre.core.tree_nodes import GENERATION, Node
 from gyre.testkit import tree_case as paper
 from gyre.testkit.branching_calls import calls_of_contexts
+from gyre.testkit.tree_paths import target_leaves
 
 EVENTS = calls_of_contexts(paper.EXECUTION, paper.TREE_CASE)
 
@@ -27,6 +28,13 @@ def tree() -> Tree:
 
 def leaves_of(tree: Tree, role: str) -> list[Node]:
     return [leaf for leaf in tree.leaves() if leaf.sampled and leaf.sampled.request_role == role]
+
+
+def shared_messages(tree: Tree, one: str, other: str) -> int:
+    """Message nodes that the paths to two nodes have in common."""
+    both = zip(tree.path(one), tree.path(other), strict=False)
+    shared = itertools.takewhile(lambda steps: steps[0].id == steps[1].id, both)
+    return sum(step.role != GENERATION for step, _ in shared)
 
 
 def test_tree_case_has_the_published_counts(tree: Tree) -> None:
@@ -45,7 +53,7 @@ def test_tree_case_has_the_published_counts(tree: Tree) -> None:
 def test_tree_case_written_out_path_by_path_repeats_what_the_tree_has_once(tree: Tree) -> None:
     occurrences = Counter(
         step.id
-        for leaf in tree.target_leaves()
+        for leaf in target_leaves(tree)
         for step in tree.path(leaf.id)
         if step.role != GENERATION
     )

@@ -150,6 +150,38 @@ def sampled(tree: Tree, name: str, parent: str, token_ids: list[int], **changes:
     return node
 
 
+def test_what_is_asked_again_has_no_cause_of_an_attempt_before() -> None:
+    tree = Tree()
+    head = tree.add_input(None, "user", array("i", [1, 2, 3])).id
+    sampled(tree, "turn", head, [4])
+    demand = tree.add_input("turn", "user", array("i", [5])).id
+    sampled(tree, "summary", demand, [6], request_role="main-summary")
+    going_on = tree.add_input(head, "user", array("i", [6])).id
+    sampled(tree, "goes-on", going_on, [7], fork_reason="compaction")
+    sampled(tree, "again", going_on, [8], fork_reason="retry")
+    sampled(tree, "new-attempt", going_on, [9], fork_reason="retry", attempt=2)
+    summary = Cause(node="summary", kind="continuation")
+    found = causes(tree)
+    assert (found["goes-on"], found["again"]) == (summary, summary)
+    assert "new-attempt" not in found
+
+
+def test_an_agent_without_a_name_is_no_agent_of_an_attempt_before() -> None:
+    """Its first call here hangs below a turn that the attempt before sampled."""
+    tree = Tree()
+    head = tree.add_input(None, "user", array("i", [1, 2, 3])).id
+    sampled(tree, "turn", head, [4])
+    given = tree.add_input(None, "user", array("i", [5])).id
+    sampled(tree, "sub-turn", given, [6], request_role="sub-agent")
+    sampled(tree, "turn-2", head, [4], attempt=2)
+    more = tree.add_input("sub-turn", "user", array("i", [7])).id
+    sampled(tree, "sub-turn-2", more, [8], request_role="sub-agent", attempt=2)
+    assert causes(tree) == {
+        "sub-turn": Cause(node="turn", kind="delegation"),
+        "sub-turn-2": Cause(node="turn-2", kind="delegation"),
+    }
+
+
 def test_of_a_parent_that_did_not_wait_the_turn_with_the_sub_agents_words_is_the_cause() -> None:
     tree = Tree()
     task = [101, 102, 103, 104, 105, 106]

@@ -209,8 +209,7 @@ class Journal:
         except NewerEvent:
             raise
         except UndecodableEvent as error:
-            place = f"event {recorded.sequence} on {recorded.subject}"
-            raise EventDamaged(f"{place}: {_in_a_line(error)}", subject=recorded.subject) from error
+            raise damaged(recorded, error) from error
 
     async def _decoded(self, recorded: Recorded) -> Envelope:
         try:
@@ -232,6 +231,12 @@ class Journal:
             raise BodyLost(why, subject=recorded.subject, digest=digest) from error
         except OSError as error:
             raise BodyUnread(f"{place}: {error}") from error
+
+
+def damaged(recorded: Recorded, error: UndecodableEvent) -> EventDamaged:
+    """What is said of an event that `error` was met in."""
+    place = f"event {recorded.sequence} on {recorded.subject}"
+    return EventDamaged(f"{place}: {_in_a_line(error)}", subject=recorded.subject)
 
 
 def _type_of(data: bytes) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from gyre.cli.report_delivery import delivery_html
 from gyre.cli.report_objective import mismatch_in_words, objective_html
 from gyre.cli.report_switches import switches_html
+from gyre.cli.tables import html_table
 from gyre.core.report import RunReport, Score
 
 # Keys of the summary that have a section of their own in the page.
@@ -148,11 +149,7 @@ def _page(report: RunReport, summary: dict[str, Any]) -> str:
 
 def _measured(report: RunReport) -> str:
     """The held-out set's reward under each version that was measured while the job trained."""
-    rows = "".join(
-        f"<tr><td>{version}</td><td>{html.escape(_score(score))}</td></tr>"
-        for version, score in report.measurements()
-    )
+    rows = [(str(version), _score(score)) for version, score in report.measurements()]
     if not rows:
         return ""
-    head = "<tr><th>version</th><th>mean reward</th></tr>"
-    return f"<h2>Held-out reward while training</h2><table>{head}{rows}</table>"
+    return html_table("Held-out reward while training", ("version", "mean reward"), rows)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gyre.adapters.blobs import BlobError, BlobStore
+from gyre.cli.tables import html_table, last_and_odd, text_table
 from gyre.contracts.events.cells import RATIO_EDGES, VersionMismatch
 from gyre.contracts.step_record import StepRecord
 from gyre.core.objective_report import ObjectiveReport, ObjectiveStep
 
 TITLE = "Objective: what each step was made of"
-# A long run has thousands; report.json has them all.
-MAX_ROWS = 20
-MAX_LINES = 3
 # s: mean s_i of executions. m = 0: share of executions that the mask stops. clipped, w cap, l cap:
 # shares of targets that mask or clip stops, and that the weight's and the loss's cap hold.
 # mismatch: nats a target, mean |log pi - behaviour logprob|, by the version that sampled them.
@@ -27,26 +23,18 @@ COLUMNS = (
     *("step", "loss", "grad", "entropy", "s", "m = 0", "clipped", "w cap", "l cap"),
     *("mismatch", "applied"),
 )
+SPREAD = "Ratios of trainer to engine"
+SPREAD_COLUMNS = ("ratio", "s_i: executions", "rho_u: targets")
 
 
 def objective_table(report: ObjectiveReport) -> Table:
     """The last steps, and those that were not applied: of these the class of the reason, which
-    `skip_lines` says whole. Of a step's versions the one that is furthest off."""
-    table = Table(title=TITLE, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in COLUMNS[-2:] else "right")
+    the alarm says whole. Of a step's versions the one that is furthest off."""
+    table = text_table(TITLE, COLUMNS, left=COLUMNS[-2:])
     for step in _shown(report):
         worst = sorted(step.statistics.mismatches, key=lambda one: one.mean_abs)[-1:]
         table.add_row(*_figures(step), _mismatch(step, worst), step.skip_class or "yes")
     return table
-
-
-def skip_lines(report: ObjectiveReport) -> list[str]:
-    """Of the last steps that were not applied, why."""
-    return [
-        f"warning: step {step.step} was not applied: {step.skip_reason}"
-        for step in report.skipped[-MAX_LINES:]
-    ]
 
 
 def objective_html(report: ObjectiveReport) -> str:
@@ -65,10 +53,8 @@ def objective_html(report: ObjectiveReport) -> str:
         (*_figures(step), _mismatch(step, step.statistics.mismatches), step.skip_reason or "yes")
         for step in _shown(report)
     ]
-    spread = _table_html(("ratio", "s_i: executions", "rho_u: targets"), counts)
-    return f"<h2>{TITLE}</h2>{_table_html(COLUMNS, rows)}" + (
-        f"<h2>Ratios of trainer to engine</h2>{spread}" if counts else ""
-    )
+    page = html_table(TITLE, COLUMNS, rows)
+    return page + html_table(SPREAD, SPREAD_COLUMNS, counts) if counts else page
 
 
 def write_executions(report: ObjectiveReport, blobs: BlobStore, path: Path) -> tuple[int, int]:
@@ -96,8 +82,7 @@ def mismatch_in_words(found: Sequence[VersionMismatch]) -> str:
 
 
 def _shown(report: ObjectiveReport) -> list[ObjectiveStep]:
-    skipped = [step for step in report.steps[:-MAX_ROWS] if step.skip_reason]
-    return [*skipped[-MAX_ROWS:], *report.steps[-MAX_ROWS:]]
+    return last_and_odd(report.steps, lambda step: step.skip_reason != "")
 
 
 def _mismatch(step: ObjectiveStep, found: Sequence[VersionMismatch]) -> str:
@@ -123,12 +108,3 @@ def _spans() -> list[str]:
     edges = [f"{edge:g}" for edge in RATIO_EDGES]
     between = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
     return [f"below {edges[0]}", *between, f"{edges[-1]} and above"]
-
-
-def _table_html(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from gyre.cli.tables import MAX_ROWS, html_table, text_table
 from gyre.core.report import RunReport
 from gyre.core.switches import Cost, Switch
 
 TITLE = "Role switches: what they cost"
-# A long run has thousands; report.json has them all.
-MAX_ROWS = 20
 # moved: executions. calls: that ran when it came, and the first of their path after it. kept:
 # sampled tokens. copied, again: context tokens, the latter prefilled again. cached: share at the
 # destinations.
@@ -25,9 +22,7 @@ COLUMNS = (
 
 def switches_table(report: RunReport) -> Table:
     """The switches that moved the most tokens, in their order, then all of them."""
-    table = Table(title=TITLE, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == COLUMNS[0] else "right")
+    table = text_table(TITLE, COLUMNS, left=COLUMNS[:1])
     rows = list(_rows(report))
     for row in rows[:-2]:
         table.add_row(*row)
@@ -41,12 +36,7 @@ def switches_html(report: RunReport) -> str:
     """As `switches_table`; empty where nothing was moved."""
     if not report.switches.rows:
         return ""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>"
-        for row in _rows(report)
-    )
-    return f"<h2>{TITLE}</h2><table><tr>{head}</tr>{body}</table>"
+    return html_table(TITLE, COLUMNS, _rows(report))
 
 
 def _rows(report: RunReport) -> Iterator[tuple[str, ...]]:

@@ -126,7 +126,8 @@ class ObjectiveSection(Section):
     this between trainer and engine: mean |log pi - behaviour logprob|, nats a target. Left out
     there is no bound; the mismatch is reported all the same.
     max_skipped_steps: the job ends, failed, after so many steps in a row that were not applied, for
-    a mismatch or because loss or gradient were not finite: executions are spent on nothing."""
+    a mismatch or because loss or gradient were not finite: executions are spent on nothing. null:
+    it never ends for that."""
 
     name: Literal["gspo_token", "grpo", "reinforce"] = "gspo_token"
     clip_low: PositiveFloat = 0.995
@@ -135,7 +136,7 @@ class ObjectiveSection(Section):
     loss_cap: PositiveFloat = 100.0
     advantage: Literal["mean_std", "mean"] = "mean_std"
     max_mismatch: PositiveFloat | None = None
-    max_skipped_steps: Positive = 3
+    max_skipped_steps: Positive | None = 3
 
     @model_validator(mode="after")
     def _bounds_enclose_one(self) -> ObjectiveSection:

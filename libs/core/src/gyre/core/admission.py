@@ -13,7 +13,8 @@ Invariants (tests/properties/test_admission_law.py):
 Because a path is masked as a whole, a node's targets are either all masked or all unmasked, and
 what is masked of a path is its upper part. So a draw changes the count of those leaves alone that
 hang below the part it masks, all of them by what lies between there and where they branch off.
-O(nodes) to begin with, then O(those leaves + that part) a draw.
+O(nodes) to begin with; then a draw is O(leaves of its class / _BLOCK) to look the leaf up, and
+O(those leaves + that part) to mask its path.
 """
 
 from __future__ import annotations
@@ -108,16 +109,6 @@ def admit(
             break
         draft.admit(slot)
     return tuple(draft.admitted)
-
-
-def path_to(parents: Sequence[int | None], node: int) -> tuple[int, ...]:
-    """Node indices from the root to `node`, both included."""
-    path: list[int] = []
-    here: int | None = node
-    while here is not None:
-        path.append(here)
-        here = parents[here]
-    return tuple(reversed(path))
 
 
 class _Draft:

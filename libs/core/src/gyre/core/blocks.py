@@ -56,12 +56,6 @@ def plan_trees(
     return tuple(_plan(part, above, sizes) for part in parts)
 
 
-def plan_flat(paths: Iterable[Sequence[int]], sizes: Sequence[int]) -> tuple[BlockPlan, ...]:
-    """Every path a block of its own, its shared prefix repeated: rows as they were before trees."""
-    above = _forest(paths, sizes)
-    return tuple(_plan([branch], above, sizes) for branch in _branches(above, sizes))
-
-
 def _forest(paths: Iterable[Sequence[int]], sizes: Sequence[int]) -> dict[int, int | None]:
     """The node above each node of the paths, None at a root. O(nodes): where a path meets an
     earlier one, all above is known."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,8 +58,9 @@ class _Agent:
 
 
 def causes(tree: Tree) -> dict[str, Cause]:
-    """By sampled node; calls that only go on where an earlier one ended have none. O(calls), and
-    O(tokens) of the last turns before each delegation."""
+    """By sampled node; calls that only go on where an earlier one ended have none. O(calls), for a
+    call of an agent without a name also O(nodes) up to the turn it goes on from, and O(tokens) of
+    the last turns before each delegation."""
     reader = _Reader(tree)
     for node in tree.sampled():
         reader.read(node)
@@ -101,7 +102,9 @@ class _Reader:
         self._attempt = attempt
         self._main = _Agent()
         self._named.clear()
+        self._of_node.clear()
         self._last_unnamed = None
+        self._at.clear()
 
     def _agent(self, node: Node, one: Sampled) -> _Agent:
         if family(one.request_role) == "main":
@@ -117,7 +120,7 @@ class _Reader:
     def _unnamed(self, node: Node, one: Sampled) -> _Agent:
         """The sub-agent whose turn the call goes on from, else the last one if it compacts its
         history, else a new one."""
-        for step in reversed(self._tree.path(node.parent)):
+        for step in self._above(node):
             above = self._of_node.get(step.id)
             if above is not None and above is not self._main:
                 return above
@@ -148,12 +151,20 @@ class _Reader:
     def _given(self, node: Node) -> array[int]:
         """What the user says to the sub-agent, up to its first turn."""
         said = array("i")
-        for step in reversed(self._tree.path(node.parent)):
+        for step in self._above(node):
             if step.sampled is not None:
                 break
             if step.role == "user":
                 said = step.token_ids + said
         return said
+
+    def _above(self, node: Node) -> Iterator[Node]:
+        """From its parent up to the root."""
+        parent = node.parent
+        while parent is not None:
+            step = self._tree.node(parent)
+            yield step
+            parent = step.parent
 
 
 def _answered(agent: _Agent, node: Node, one: Sampled) -> None:

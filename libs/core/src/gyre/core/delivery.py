@@ -2,8 +2,9 @@
 from the facts alone: `stream_closed` says what was chosen, `step_completed` what was trained.
 
 All targets that admission chose have to be trained: the delivered share of a step is 1, or targets
-were lost between the tree and the gradient, which alarms. An execution in quarantine has none to
-choose; it is told with its reason.
+were lost between the tree and the gradient, which alarms. A step whose update was not applied has
+no share and is in no sum; it alarms with its reason (`gyre.core.objective_report`). An execution in
+quarantine has no targets to choose; it is told with its reason.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDelivery:
     """One completed step. num_chosen: targets of admission; num_delivered: as the trainers counted
-    them. num_path_tokens: of the admitted paths laid flat; num_computed_tokens: of their trees,
-    each shared prefix once; num_forwarded_tokens: through the model, twice what took two passes.
-    None where an older release did not say. skipped: the update was not applied, which has a reason
-    of its own and an alarm of its own."""
+    them, trained unless the step is skipped: its update was not applied. num_path_tokens: of the
+    admitted paths laid flat; num_computed_tokens: of their trees, each shared prefix once;
+    num_forwarded_tokens: through the model, twice what took two passes. None where an older release
+    did not say."""
 
     step: int
     version: int
@@ -41,8 +42,10 @@ class StepDelivery:
         return self.num_delivered != self.num_chosen and not self.skipped
 
     @property
-    def delivered_share(self) -> float:
-        """1 where there was nothing to deliver."""
+    def delivered_share(self) -> float | None:
+        """1 where there was nothing to deliver, None where the update was not applied."""
+        if self.skipped:
+            return None
         return self.num_delivered / self.num_chosen if self.num_chosen else 1.0
 
     @property
@@ -97,19 +100,20 @@ class Deliveries:
 
     @property
     def total(self) -> StepDelivery | None:
-        """Of all steps; None before the first."""
-        if not self.steps:
+        """Of all steps that were applied; None before the first."""
+        applied = [step for step in self.steps if not step.skipped]
+        if not applied:
             return None
-        last = self.steps[-1]
+        last = applied[-1]
         return StepDelivery(
             step=last.step,
             version=last.version,
-            num_chosen=sum(step.num_chosen for step in self.steps),
-            num_delivered=sum(step.num_delivered for step in self.steps),
-            num_paths_too_long=sum(step.num_paths_too_long for step in self.steps),
-            num_path_tokens=_sum(step.num_path_tokens for step in self.steps),
-            num_computed_tokens=_sum(step.num_computed_tokens for step in self.steps),
-            num_forwarded_tokens=_sum(step.num_forwarded_tokens for step in self.steps),
+            num_chosen=sum(step.num_chosen for step in applied),
+            num_delivered=sum(step.num_delivered for step in applied),
+            num_paths_too_long=sum(step.num_paths_too_long for step in applied),
+            num_path_tokens=_sum(step.num_path_tokens for step in applied),
+            num_computed_tokens=_sum(step.num_computed_tokens for step in applied),
+            num_forwarded_tokens=_sum(step.num_forwarded_tokens for step in applied),
         )
 
     def alarms(self) -> tuple[str, ...]:
@@ -152,6 +156,7 @@ def _as_json(step: StepDelivery) -> dict[str, Any]:
         "version": step.version,
         "targets": step.num_chosen,
         "delivered": step.num_delivered,
+        "applied": not step.skipped,
         "delivered_share": step.delivered_share,
         "paths_too_long": step.num_paths_too_long,
         "path_tokens": step.num_path_tokens,

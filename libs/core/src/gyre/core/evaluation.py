@@ -12,6 +12,9 @@ Then exactly one of these is its disposition:
 | ended by the scheduler (cancelled, surplus, dropped), queued or running | excluded |
 | a record of its calls is lost: what was scored would not be known | excluded |
 
+The seal may be the one that is lost. Whichever it was, the execution is out, so once it is
+terminated nothing waits for a seal any more.
+
 `decide` reads neither time spent by the harness, nor length, nor exit status: how an execution
 ended selects a class, never a reward.
 """
@@ -42,8 +45,9 @@ MAX_BACKOFF_S = 10.0
 class Pending:
     """An execution as the evaluator sees it.
 
-    attempts: workspace by attempt, below the workspaces directory. artifact: digest of the state
-    that failed tries have bound, None before the first. first_failed_at, last_failed_at: unix
+    attempts: workspace by attempt, below the workspaces directory. lost: which record of its calls
+    cannot be read, met before a seal was; "" if none. artifact: digest of the state that failed
+    tries have bound, None before the first. first_failed_at, last_failed_at: unix
     seconds on the evaluator's clock. sequence: last stream sequence on the score's subject.
     """
 
@@ -54,6 +58,7 @@ class Pending:
     attempts: Mapping[int, str] = field(default_factory=dict)
     terminated: Terminated | None = None
     sealed: CallsSealed | None = None
+    lost: str = ""
     cancelled_in_queue: bool = False
     num_tries: int = 0
     attempt: int = 0
@@ -97,8 +102,7 @@ def evolve(state: Pending, body: Body, *, time: float, sequence: int) -> Pending
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSummary:
     """Committed calls of an execution. num_committed: by attempt; tip: the node that the attempt's
-    last committed call sampled, by attempt. lost: why not all of them can be told, "" if they
-    are."""
+    last committed call sampled, by attempt. lost: which record cannot be read, "" if all can."""
 
     num_committed: Mapping[int, int] = field(default_factory=dict)
     tip: Mapping[int, str] = field(default_factory=dict)
@@ -142,7 +146,7 @@ Decision = Wait | Evaluate | ExecutionExcluded | PlaceholderScored
 
 def is_closed(state: Pending) -> bool:
     """Nothing more will happen in the execution and nothing has been said about it yet."""
-    closed = state.terminated is not None and state.sealed is not None
+    closed = state.terminated is not None and (state.sealed is not None or state.lost != "")
     return not state.is_final and (state.cancelled_in_queue or closed)
 
 
@@ -157,8 +161,10 @@ def decide(
         return ExecutionExcluded(execution=state.execution, reason="cancelled")
     if end.reason in ENDED_BY_SCHEDULER:
         return ExecutionExcluded(execution=state.execution, reason=end.reason)
-    if calls.lost:
-        return ExecutionExcluded(execution=state.execution, reason=calls.lost)
+    if lost := state.lost or calls.lost:
+        return ExecutionExcluded(
+            execution=state.execution, reason=f"a record of its calls is lost: {lost}"
+        )
     attempt = _attempt_to_score(state, end, calls)
     if attempt is None:
         return PlaceholderScored(execution=state.execution, reason="no evaluable work")

@@ -95,25 +95,6 @@ class TreeBlock:
         inner = {edge.parent for edge in self.edges}
         return tuple(number for number in range(len(self.edges)) if number not in inner)
 
-    def path(self, edge: int) -> tuple[int, ...]:
-        """Flat indices from the root to the end of `edge`: the path's tokens in their order."""
-        runs: list[range] = []
-        while edge != NO_EDGE:
-            run = self.edges[edge]
-            runs.append(range(run.start, run.stop))
-            edge = run.parent
-        return tuple(itertools.chain.from_iterable(reversed(runs)))
-
-    @property
-    def predecessors(self) -> tuple[int, ...]:
-        """By target: the flat index of the token before it on its root path."""
-        before = {
-            edge.start: self.edges[edge.parent].stop - 1
-            for edge in self.edges
-            if edge.parent != NO_EDGE
-        }
-        return tuple(before.get(place, place - 1) for place in self.target_positions)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

@@ -13,6 +13,7 @@ from gyre.contracts.events.cells import (
     StepStatistics,
     VersionMismatch,
 )
+from gyre.core.mismatch import merged, of_event
 
 # Of a step's statistics, those that say what the objective did; the rest is of tokens and time.
 SHOWN = (
@@ -20,6 +21,9 @@ SHOWN = (
     *("clip_fraction", "clipped_targets", "weight_capped", "loss_capped"),
     *("mean_abs_logprob_diff", "max_abs_logprob_diff"),
 )
+
+# Steps that are named in the alarms; `objective_by_step` has them all.
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +69,24 @@ class ObjectiveReport:
     def skipped(self) -> list[ObjectiveStep]:
         return [step for step in self.steps if step.skip_reason]
 
+    @property
+    def num_trained_targets(self) -> int:
+        """Of the steps that were applied."""
+        return sum(step.statistics.num_targets for step in self.steps if not step.skip_reason)
+
     def mismatches(self) -> list[VersionMismatch]:
         """Over all steps, by the policy version that sampled the targets."""
-        return merged_mismatches(m for step in self.steps for m in step.statistics.mismatches)
+        found = (of_event(one) for step in self.steps for one in step.statistics.mismatches)
+        return [one.as_event() for one in merged(found)]
+
+    def alarms(self) -> tuple[str, ...]:
+        """A line for each of the last steps that were not applied, one before them for the rest."""
+        lines = [
+            f"step {step.step} was not applied: {step.skip_reason}"
+            for step in self.skipped[-MAX_NAMED:]
+        ]
+        more = len(self.skipped) - len(lines)
+        return (f"{more} steps before these were not applied either", *lines) if more else (*lines,)
 
     def summary(self) -> dict[str, Any]:
         """Its keys of report.json. A gradient norm that is not finite is told as words."""
@@ -82,15 +101,6 @@ class ObjectiveReport:
         }
 
 
-def merged_mismatches(found: Iterable[VersionMismatch]) -> list[VersionMismatch]:
-    """One a version, ascending, that of targets whose version is not known last."""
-    by_version: dict[int | None, list[VersionMismatch]] = {}
-    for one in found:
-        by_version.setdefault(one.version, []).append(one)
-    ordered = sorted(by_version, key=lambda version: (version is None, version or 0))
-    return [_merged(version, by_version[version]) for version in ordered]
-
-
 def added_counts(each: Iterable[tuple[int, ...]]) -> list[int]:
     """By RATIO_EDGES; steps of older logs, which counted none, add nothing."""
     total = [0] * (len(RATIO_EDGES) + 1)
@@ -98,19 +108,6 @@ def added_counts(each: Iterable[tuple[int, ...]]) -> list[int]:
         if counts:
             total = [a + b for a, b in zip(total, counts, strict=True)]
     return total
-
-
-def _merged(version: int | None, parts: list[VersionMismatch]) -> VersionMismatch:
-    num_targets = sum(one.num_targets for one in parts)
-    weights = [one.num_targets / max(num_targets, 1) for one in parts]
-    pairs = list(zip(weights, parts, strict=True))
-    return VersionMismatch(
-        version=version,
-        num_targets=num_targets,
-        mean_abs=sum(weight * one.mean_abs for weight, one in pairs),
-        max_abs=max(one.max_abs for one in parts),
-        mean_kl=sum(weight * one.mean_kl for weight, one in pairs),
-    )
 
 
 def _as_json(step: ObjectiveStep) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from msgspec import Struct
+
 # A micro-step as full as this is cut at once; waiting or trying for a better fit gains nothing.
 FULL_ENOUGH = 0.985
 # Ways to fill one that are tried until one is full enough. Each leaves out another of the large
@@ -27,8 +29,9 @@ MOST_TRIES = 8
 # worth kept back there is always something small to fill the gaps, and no cell waits for more than
 # one further group.
 IN_HAND_STEPS = 2
-# Executions looked at for one micro-step, so that its cost does not grow with the backlog. More
-# than a group of the paper's size brings at once, several times over.
+# Executions looked at for one micro-step, so that its cost does not grow with the backlog: so many,
+# and further ones until they hold IN_HAND_STEPS micro-steps, which takes thousands of short ones.
+# More than a group of the paper's size brings at once, several times over.
 WINDOW = 128
 
 
@@ -59,8 +62,7 @@ class Shape:
         return self.num_rows * self.row_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True, gc=False):
     """Block number `block` of `execution` lies here."""
 
     execution: str
@@ -97,10 +99,10 @@ def shape_of(row_tokens: int, tokens_per_micro_step: int) -> Shape:
 def next_step(pending: Sequence[Bundle], shape: Shape, *, closing: bool) -> PackedStep | None:
     """The next micro-step of what is in hand, or None: more groups should be drawn first.
 
-    pending: drawn, not yet emitted, in drawing order; the first WINDOW of them are looked at.
+    pending: drawn, not yet emitted, in drawing order; the first of them (WINDOW) are looked at.
     closing: no more will come. Raises ValueError for a block longer than any row.
     """
-    window = list(islice((bundle for bundle in pending if bundle.lengths), WINDOW))
+    window = _window([], (bundle for bundle in pending if bundle.lengths), shape)
     if not window:
         return None
     return _step_of(window, shape, closing=closing)
@@ -108,20 +110,33 @@ def next_step(pending: Sequence[Bundle], shape: Shape, *, closing: bool) -> Pack
 
 def pack_all(bundles: Iterable[Bundle], shape: Shape) -> Iterator[PackedStep]:
     """All micro-steps of a finished list of executions, in order: what `next_step` gives when it is
-    asked again and again with what is left. O(WINDOW) for each."""
+    asked again and again with what is left. O(executions looked at) for each."""
     waiting = (bundle for bundle in bundles if bundle.lengths)
-    window = list(islice(waiting, WINDOW))
-    while window:
+    window: list[Bundle] = []
+    while window := _window(window, waiting, shape):
         step = _step_of(window, shape, closing=True)
         assert step is not None, "a closing stream keeps nothing in hand"
         yield step
         gone = set(step.executions)
         window = [bundle for bundle in window if bundle.execution not in gone]
-        window.extend(islice(waiting, WINDOW - len(window)))
+
+
+def _window(held: Sequence[Bundle], waiting: Iterator[Bundle], shape: Shape) -> list[Bundle]:
+    """`held` and what it takes of `waiting` to choose a micro-step from."""
+    window = [*held, *islice(waiting, max(0, WINDOW - len(held)))]
+    lacking = IN_HAND_STEPS * shape.num_tokens - _in_hand(window)
+    while lacking > 0 and (bundle := next(waiting, None)) is not None:
+        window.append(bundle)
+        lacking -= bundle.num_tokens
+    return window
+
+
+def _in_hand(window: Iterable[Bundle]) -> int:
+    return sum([sum(bundle.lengths) for bundle in window])
 
 
 def _step_of(window: Sequence[Bundle], shape: Shape, *, closing: bool) -> PackedStep | None:
-    in_hand = 0 if closing else sum(bundle.num_tokens for bundle in window)
+    in_hand = 0 if closing else _in_hand(window)
     full = FULL_ENOUGH * shape.num_tokens
     if not closing and in_hand < full:
         return None
@@ -178,7 +193,8 @@ class _Rows:
 def _fill_rows(window: Sequence[Bundle], shape: Shape) -> list[list[Placement]]:
     """The largest execution and what completes it best: the fullest of MOST_TRIES, or the first
     that is full enough or holds all."""
-    largest, *others = sorted(window, key=lambda bundle: -bundle.num_tokens)
+    largest, *smaller = sorted(window, key=lambda bundle: -sum(bundle.lengths))
+    others = [(bundle, min(bundle.lengths)) for bundle in smaller]
     start = _rows_for(largest, shape)
     best = _filled(start, others)
     for left_out in range(min(MOST_TRIES - 1, len(others))):
@@ -190,12 +206,14 @@ def _fill_rows(window: Sequence[Bundle], shape: Shape) -> list[list[Placement]]:
     return [row for row in best.rows if row]
 
 
-def _filled(start: _Rows, by_size: Sequence[Bundle]) -> _Rows:
-    """Largest executions first; each smaller one goes where it fits tightest."""
+def _filled(start: _Rows, by_size: Sequence[tuple[Bundle, int]]) -> _Rows:
+    """Largest executions first; each smaller one goes where it fits tightest. by_size: with the
+    length of the shortest block of each."""
     rows = start.copy()
-    for bundle in by_size:
-        if min(bundle.lengths) <= rows.most_free:
-            rows.add(bundle)
+    most_free = rows.most_free
+    for bundle, shortest in by_size:
+        if shortest <= most_free and rows.add(bundle):
+            most_free = rows.most_free
     return rows
 
 
@@ -229,5 +247,7 @@ def _packed(window: Sequence[Bundle], rows: Sequence[Sequence[Placement]]) -> Pa
     )
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
+def _longest_first(lengths: Sequence[int]) -> Sequence[int]:
+    if len(lengths) == 1:  # most executions
+        return (0,)
     return sorted(range(len(lengths)), key=lambda place: -lengths[place])

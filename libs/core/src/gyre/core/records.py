@@ -19,7 +19,7 @@ from typing import Protocol
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed
 from gyre.core.tree import Tree, TreeError
-from gyre.core.tree_nodes import node_id, sampled_node_id, token_array
+from gyre.core.tree_nodes import call_tokens, node_id, sampled_node_id
 
 
 class RecordError(Exception):
@@ -36,8 +36,11 @@ class Known(Protocol):
 def fold_record(tree: Tree, execution: str, sequence: int, body: Body) -> None:
     """Adds it to `tree`. sequence: the stream's. Raises RecordError; the tree is of no use then."""
     with naming(sequence, body):
-        check(tree, execution, body)
-        tree.evolve(body)
+        tokens = check(tree, execution, body)
+        if isinstance(body, CallRecorded):
+            tree.add_call(body, tokens)
+        else:
+            tree.evolve(body)
 
 
 @contextmanager
@@ -53,8 +56,7 @@ def naming(sequence: int, body: Body) -> Iterator[None]:
 def check(tree: Known, execution: str, body: Body) -> list[array[int]]:
     """What a tree alone does not ask for. Raises TreeError.
 
-    Returns the tokens, int32, of each segment of a call and of what it sampled; nothing else has
-    any."""
+    Returns the `call_tokens` of a call; nothing else has any."""
     if getattr(body, "execution", execution) != execution:
         raise TreeError(f"it is of another execution, {body.execution!r}")  # type: ignore[attr-defined]
     if tree.sealed:
@@ -71,13 +73,11 @@ def check(tree: Known, execution: str, body: Body) -> list[array[int]]:
 def _check_call(tree: Known, call: CallRecorded) -> list[array[int]]:
     if call.call in tree.calls:
         raise TreeError("it is recorded twice")
-    parent, tokens = call.parent, []
-    for segment in call.segments:
-        tokens.append(token_array(segment.token_ids))
-        if segment.node != node_id(segment.parent, tokens[-1]):
+    tokens = call_tokens(call)
+    for segment, token_ids in zip(call.segments, tokens, strict=False):
+        if segment.node != node_id(segment.parent, token_ids):
             raise TreeError(f"the tokens of node {segment.node!r} are not those it is named for")
-        parent = segment.node
-    tokens.append(token_array(call.output_ids))
+    parent = call.segments[-1].node if call.segments else call.parent
     if call.node != sampled_node_id(parent, call.call, tokens[-1]):
         raise TreeError(f"the tokens of node {call.node!r} are not those it is named for")
     return tokens

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.contracts.envelope import Envelope
+from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
@@ -90,6 +90,16 @@ class RunReport:
         self.deliveries.fold(body)
         self.started_at = time if self.started_at is None else self.started_at
         self.ended_at = time
+        self._fold_outcome(body)
+        self._fold_steps(body, time)
+        self._fold_roles(body, time)
+        if self.state.cells:
+            level = self.state.training.waterlevel, ledger.rollout_capacity(self.state)
+            if not self.waterlevel or self.waterlevel[-1][1:] != level:
+                self.waterlevel.append((time, *level))
+
+    def _fold_outcome(self, body: Body) -> None:
+        """What became of executions: their ends, their scores, what failed."""
         match body:
             case sched.Dispatched():
                 self._remember_groups(body)
@@ -114,8 +124,23 @@ class RunReport:
                     for outcome in body.outcomes
                     if outcome.disposition == "valid" and outcome.reward is not None
                 ]
+            case _:
+                pass
+
+    def _fold_steps(self, body: Body, time: float) -> None:
+        match body:
             case cell_events.StepCompleted() if self._counts(body):
                 self._step(body, time)
+            case sched.Restored():
+                # Steps after the checkpoint are void: their groups are consumed again.
+                self.steps = [row for row in self.steps if row.version <= body.version]
+                self.objective.restore(body.version)
+                self.deliveries.restore(body.version)
+            case _:
+                pass
+
+    def _fold_roles(self, body: Body, time: float) -> None:
+        match body:
             case cell_events.RoleChanged():
                 self.num_role_changes += 1
                 self.roles.append((time, body.cell, body.role))
@@ -123,20 +148,11 @@ class RunReport:
                 self.roles.append((time, body.cell, "switching"))
             case sched.CellLost() | sched.CellReleased():
                 self.roles.append((time, body.cell, "offline"))
-            case sched.Restored():
-                # Steps after the checkpoint are void: their groups are consumed again.
-                self.steps = [row for row in self.steps if row.version <= body.version]
-                self.objective.restore(body.version)
-                self.deliveries.restore(body.version)
             case sched.BurstEnded():
                 leaving = [c.cell for c in self.state.in_order if c.role == "to_rollout"]
                 self.roles += [(time, cell, "switching") for cell in leaving]
             case _:
                 pass
-        if self.state.cells:
-            level = self.state.training.waterlevel, ledger.rollout_capacity(self.state)
-            if not self.waterlevel or self.waterlevel[-1][1:] != level:
-                self.waterlevel.append((time, *level))
 
     def fold_call(self, envelope: Envelope) -> None:
         self.forks.fold(envelope.body)
@@ -163,7 +179,11 @@ class RunReport:
 
     def alarms(self) -> tuple[str, ...]:
         """What somebody should look at, a line each."""
-        return (*self.fork_report().alarms, *self.deliveries.alarms())
+        return (
+            *self.objective.alarms(),
+            *self.deliveries.alarms(),
+            *self.fork_report().alarms,
+        )
 
     def measurements(self) -> list[tuple[int, Score]]:
         """(version, score) of each held-out measurement made while the job trained."""
@@ -222,7 +242,7 @@ class RunReport:
             "mean_staleness": staleness,
             "expected_staleness": expected_staleness(schedule.phi, schedule.mu),
             "sampled_tokens": self.sampled_tokens,
-            "trained_tokens": sum(int(row.statistics["num_targets"]) for row in self.steps),
+            "trained_tokens": self.objective.num_trained_targets,
             "clip_low": self.state.required_spec.objective.clip_low,
             "clip_high": self.state.required_spec.objective.clip_high,
             "clip_fraction": [row.statistics["clip_fraction"] for row in self.steps],

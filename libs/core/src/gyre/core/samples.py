@@ -13,15 +13,28 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from gyre.contracts.events.calls import RequestRole, Span
+from gyre.contracts.events.calls import RequestRole
 from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit
-from gyre.core.blocks import BlockPlan, plan_flat, plan_trees
+from gyre.core.blocks import BlockPlan, plan_trees
 from gyre.core.microstep import Edge, TreeBlock
 from gyre.core.tree import Tree
-from gyre.core.tree_nodes import Node
+from gyre.core.tree_nodes import Node, Sampled
+
+# Each is explained in `gyre.core.tree_verdicts`.
+NoTarget = Literal[
+    "context",
+    "undelivered",
+    "aborted",
+    "superseded",
+    "failed",
+    "other_role",
+    "other_attempt",
+    "empty",
+]
 
 
 class SampleError(Exception):
@@ -85,13 +98,11 @@ def draw_samples(
     max_trajectories: int | None,
     rng: random.Random,
     class_order: Sequence[RequestRole] = CLASS_ORDER,
-    flat: bool = False,
 ) -> ExecutionSamples:
     """Admission on `tree`; mutates `rng` only.
 
     max_trajectories: J_max, None for no cap. row_tokens: longest trainable path, and largest block;
-    a longer path is dropped before admission, never cut. class_order: the harness profile's. flat:
-    every path a block of its own, for comparison.
+    a longer path is dropped before admission, never cut. class_order: the harness profile's.
     Raises SampleError for targets without context, with a logprob that is no number, or with more
     than one temperature.
     """
@@ -103,16 +114,16 @@ def draw_samples(
         rng=rng,
         class_order=class_order,
     )
-    return samples_of(choice, row_tokens=row_tokens, flat=flat)
+    return samples_of(choice, row_tokens=row_tokens)
 
 
-def samples_of(choice: Choice, *, row_tokens: int, flat: bool = False) -> ExecutionSamples:
+def samples_of(choice: Choice, *, row_tokens: int) -> ExecutionSamples:
     """What was chosen, as blocks. Arguments and errors: as of `draw_samples`."""
     nodes, admitted = choice.nodes, choice.admitted
     targets = frozenset(place for one in admitted for place in one.fresh)
     temperature = _checked_temperature([nodes[place] for place in sorted(targets)])
     paths, sizes = [one.path for one in admitted], [len(node.token_ids) for node in nodes]
-    plans = plan_flat(paths, sizes) if flat else plan_trees(paths, sizes, row_tokens)
+    plans = plan_trees(paths, sizes, row_tokens)
     return ExecutionSamples(
         blocks=tuple(_block(plan, nodes, targets) for plan in plans),
         num_targets=sum(sizes[place] for place in targets),
@@ -136,7 +147,8 @@ def choose(
     index = {node.id: place for place, node in enumerate(nodes)}
     parents = [None if node.parent is None else index[node.parent] for node in nodes]
     targets = [
-        len(node.token_ids) if _trainable(node, attempt, class_order) else 0 for node in nodes
+        len(node.token_ids) if no_target(node, attempt, class_order) is None else 0
+        for node in nodes
     ]
     ends = _ends(parents, targets)
     candidates = Candidates(
@@ -158,14 +170,18 @@ def choose(
     )
 
 
-def _trainable(node: Node, attempt: int, class_order: Sequence[RequestRole]) -> bool:
+def no_target(node: Node, attempt: int, class_order: Collection[RequestRole]) -> NoTarget | None:
+    """Why its tokens are no targets whatever is drawn; None when they are."""
     sampled = node.sampled
-    return (
-        node.is_target
-        and sampled is not None
-        and sampled.attempt == attempt
-        and sampled.request_role in class_order
-    )
+    if sampled is None:
+        return "context"
+    if sampled.status != "committed":
+        return sampled.status
+    if sampled.request_role not in class_order:
+        return "other_role"
+    if sampled.attempt != attempt:
+        return "other_attempt"
+    return None if len(node.token_ids) else "empty"
 
 
 def _ends(parents: Sequence[int | None], targets: Sequence[int]) -> list[int]:
@@ -198,7 +214,7 @@ def _block(plan: BlockPlan, nodes: Sequence[Node], targets: Container[int]) -> B
         if number >= plan.num_repeated and place in targets and node.sampled is not None:
             positions.extend(range(len(tokens), len(tokens) + len(node.token_ids)))
             logprobs.extend(node.sampled.logprobs)
-            sampled_by = _versions(node.sampled.spans, len(node.token_ids))
+            sampled_by = _versions(node.sampled, len(node.token_ids))
             versioned = versioned and sampled_by is not None
             versions.extend(sampled_by or ())
         tokens.extend(node.token_ids)
@@ -212,13 +228,17 @@ def _block(plan: BlockPlan, nodes: Sequence[Node], targets: Container[int]) -> B
     )
 
 
-def _versions(spans: Sequence[Span], num_tokens: int) -> array[int] | None:
-    """The policy version of each token, None when the spans do not cover 0..num_tokens in order."""
+def _versions(sampled: Sampled, num_tokens: int) -> array[int] | None:
+    """The policy version of each token, None when the spans do not cover 0..num_tokens in order.
+    Raises SampleError for a version that is no int32."""
     versions = array("i")
-    for span in spans:
-        if span.start != len(versions) or span.end < span.start:
+    for span in sampled.spans:
+        if span.start != len(versions) or not span.start <= span.end <= num_tokens:
             return None
-        versions.extend([span.version] * (span.end - span.start))
+        try:
+            versions.extend(array("i", [span.version]) * (span.end - span.start))
+        except OverflowError:
+            raise SampleError(f"call {sampled.call}: {span.version} is no policy version") from None
     return versions if len(versions) == num_tokens else None
 
 
@@ -232,6 +252,8 @@ def _checked_temperature(targets: Sequence[Node]) -> float:
             raise SampleError(f"call {sampled.call}: its first token was sampled from no context")
         if not all(map(math.isfinite, sampled.logprobs)):
             raise SampleError(f"call {sampled.call}: a behaviour logprob is not finite")
+        if not 0 < sampled.temperature < math.inf:
+            raise SampleError(f"call {sampled.call}: {sampled.temperature} is no temperature")
         found.setdefault(sampled.temperature, sampled.call)
     if len(found) > 1:
         each = "; ".join(f"{value}: call {call}" for value, call in sorted(found.items()))

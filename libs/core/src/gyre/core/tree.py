@@ -14,12 +14,20 @@ Invariants (properties `tito` and `targets`):
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered, Segment
-from gyre.core.tree_nodes import ASSISTANT, CallStatus, Node, Sampled, node_id, token_array
+from gyre.core.tree_nodes import (
+    ASSISTANT,
+    CallStatus,
+    Node,
+    Sampled,
+    call_tokens,
+    node_id,
+    token_array,
+)
 
 
 class TreeError(Exception):
@@ -45,7 +53,7 @@ class Tree:
         """
         match event:
             case CallRecorded():
-                self._record(event)
+                self.add_call(event, call_tokens(event))
             case CallUndelivered():
                 self._set_status(event.call, "undelivered")
             case CallsSealed():
@@ -53,14 +61,33 @@ class Tree:
             case _:
                 return
 
+    def add_call(self, call: CallRecorded, tokens: Sequence[array[int]]) -> None:
+        """Folds a call whose `call_tokens` are there already. Errors: as of `evolve`."""
+        if call.call in self.calls:
+            return
+        check_call(self.nodes, call)
+        *read, output = tokens
+        for segment, token_ids in zip(call.segments, read, strict=True):
+            self._add_segment(segment, token_ids)
+        parent = call.segments[-1].node if call.segments else call.parent
+        self._insert(
+            Node(
+                id=call.node,
+                parent=parent,
+                role=ASSISTANT,
+                token_ids=output,
+                num_context_tokens=self.num_path_tokens(parent),
+                sampled=_sampled(call, order=len(self.calls)),
+            )
+        )
+        self.calls[call.call] = call.node
+
     def add_segment(self, segment: Segment) -> Node:
         """Adds an input node, or returns the one that is already there.
 
         Raises TreeError when its parent is unknown.
         """
-        tokens = token_array(segment.token_ids)
-        known_by = tuple(map(bytes.fromhex, segment.known_by))
-        return self._add_input(segment.node, segment.parent, segment.role, tokens, known_by)
+        return self._add_segment(segment, token_array(segment.token_ids))
 
     def add_input(
         self, parent: str | None, role: str, token_ids: array[int], known_by: tuple[bytes, ...] = ()
@@ -126,24 +153,14 @@ class Tree:
             if node.is_target and node.sampled and attempt in (None, node.sampled.attempt)
         ]
 
-    def target_leaves(self, attempt: int | None = None) -> list[Node]:
-        """Targets with no target below them: the ends of the paths worth training.
-
-        What hangs below them (an aborted call, a last tool result) is read by no target.
-        """
-        targets = self.targets(attempt)
-        covered: set[str] = set()
-        for target in targets:
-            ancestor = target.parent
-            while ancestor is not None and ancestor not in covered:
-                covered.add(ancestor)
-                ancestor = self.nodes[ancestor].parent
-        return [target for target in targets if target.id not in covered]
-
     @property
     def num_calls(self) -> int:
         """Recorded calls, whatever came of them."""
         return len(self.calls)
+
+    def _add_segment(self, segment: Segment, tokens: array[int]) -> Node:
+        known_by = tuple(map(bytes.fromhex, segment.known_by))
+        return self._add_input(segment.node, segment.parent, segment.role, tokens, known_by)
 
     def _add_input(
         self,
@@ -167,40 +184,6 @@ class Tree:
         self._insert(node)
         return node
 
-    def _record(self, call: CallRecorded) -> None:
-        if call.call in self.calls:
-            return
-        parent = call.parent
-        for segment in call.segments:
-            if segment.parent != parent:
-                raise TreeError(f"call {call.call!r}: segment {segment.node!r} is out of order")
-            parent = self.add_segment(segment).id
-        if len(call.output_logprobs) != len(call.output_ids):
-            raise TreeError(f"call {call.call!r}: one logprob per output token is needed")
-        self._insert(
-            Node(
-                id=call.node,
-                parent=parent,
-                role=ASSISTANT,
-                token_ids=token_array(call.output_ids),
-                num_context_tokens=self.num_path_tokens(parent),
-                sampled=Sampled(
-                    call=call.call,
-                    attempt=call.attempt,
-                    request_role=call.request_role,
-                    logprobs=array("d", call.output_logprobs),
-                    spans=call.spans,
-                    temperature=call.temperature,
-                    status=call.outcome,
-                    order=len(self.calls),
-                    fork_reason=call.fork_reason,
-                    agent=call.agent,
-                    parent_agent=call.parent_agent,
-                ),
-            )
-        )
-        self.calls[call.call] = call.node
-
     def _set_status(self, call: str, status: CallStatus) -> None:
         if call not in self.calls:
             raise TreeError(f"call {call!r} is not in the tree")
@@ -215,6 +198,50 @@ class Tree:
             raise TreeError(f"node {node.id!r} hangs below {node.parent!r}, which is unknown")
         self.nodes[node.id] = node
         self._children.setdefault(node.parent, []).append(node.id)
+
+
+def check_call(known: Container[str], call: CallRecorded) -> None:
+    """Whether the call fits below the nodes that are `known`.
+
+    Raises TreeError, or ValueError for a key that is none.
+    """
+    fresh: set[str] = set()
+    parent = call.parent
+    for segment in call.segments:
+        if segment.parent != parent:
+            raise TreeError(f"call {call.call!r}: segment {segment.node!r} is out of order")
+        for key in segment.known_by:
+            bytes.fromhex(key)
+        if segment.node not in known and segment.node not in fresh:
+            _check_parent(known, fresh, parent)
+            fresh.add(segment.node)
+        parent = segment.node
+    if len(call.output_logprobs) != len(call.output_ids):
+        raise TreeError(f"call {call.call!r}: one logprob per output token is needed")
+    _check_parent(known, fresh, parent)
+    if call.node in known or call.node in fresh:
+        raise TreeError(f"node {call.node!r} is already in the tree")
+
+
+def _check_parent(known: Container[str], fresh: Container[str], parent: str | None) -> None:
+    if parent is not None and parent not in known and parent not in fresh:
+        raise TreeError(f"node {parent!r} is not in the tree")
+
+
+def _sampled(call: CallRecorded, *, order: int) -> Sampled:
+    return Sampled(
+        call=call.call,
+        attempt=call.attempt,
+        request_role=call.request_role,
+        logprobs=array("d", call.output_logprobs),
+        spans=call.spans,
+        temperature=call.temperature,
+        status=call.outcome,
+        order=order,
+        fork_reason=call.fork_reason,
+        agent=call.agent,
+        parent_agent=call.parent_agent,
+    )
 
 
 def fold(events: Iterable[Body]) -> Tree:

@@ -54,14 +54,3 @@ def tree_counts(tree: Tree) -> TreeCounts:
         tokens=sum(len(node.token_ids) for node in tree.nodes.values()),
         expanded_tokens=sum(leaf.num_path_tokens for leaf in leaves),
     )
-
-
-def shared_messages(tree: Tree, one: str, other: str) -> int:
-    """Message nodes that the paths to two nodes have in common. Raises TreeError for an unknown
-    node."""
-    num = 0
-    for left, right in zip(tree.path(one), tree.path(other), strict=False):
-        if left.id != right.id:
-            break
-        num += left.role != GENERATION
-    return num

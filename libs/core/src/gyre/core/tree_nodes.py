@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gyre.contracts.events.calls import RequestRole, Span
+from gyre.contracts.events.calls import CallRecorded, RequestRole, Span
 
 CallStatus = Literal["committed", "aborted", "superseded", "failed", "undelivered"]
 
@@ -72,6 +72,11 @@ class Node:
 def token_array(token_ids: Iterable[int]) -> array[int]:
     """int32, 4 bytes a token. Raises OverflowError for an id that does not fit."""
     return token_ids if isinstance(token_ids, array) else array("i", token_ids)
+
+
+def call_tokens(call: CallRecorded) -> list[array[int]]:
+    """The tokens of each of its segments, then those it sampled, as `token_array`."""
+    return [*(token_array(one.token_ids) for one in call.segments), token_array(call.output_ids)]
 
 
 def node_id(parent: str | None, token_ids: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ the job's seed), so what is said of an execution that nobody has drawn yet is wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,8 @@ from gyre.core.tree import Tree
 from gyre.core.tree_counts import TreeCounts, tree_counts
 from gyre.core.tree_nodes import CallStatus, Node
 from gyre.core.tree_verdicts import Verdict, carriers_of, verdicts_of
+
+LeftOut = Literal["too_long", "not_drawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class LeafView:
     request_role: str
     num_tokens: int
     num_unmasked: int
-    reason: Literal["too_long", "not_drawn"]
+    reason: LeftOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,26 +170,32 @@ def _paths(choice: Choice) -> tuple[PathView, ...]:
 
 def _left_out(choice: Choice) -> list[LeafView]:
     """Ends of paths that no trajectory reaches, those that were dropped first."""
-    carried = {place for one in choice.admitted for place in one.fresh}
     drawn = {one.leaf.node for one in choice.admitted}
     fitting = [leaf.node for leaf in choice.candidates.leaves if leaf.node not in drawn]
-    found = []
-    for place in (*choice.too_long, *fitting):
-        node, unmasked = choice.nodes[place], 0
-        here: int | None = place
-        while here is not None:
-            unmasked += 0 if here in carried else choice.candidates.targets[here]
-            here = choice.candidates.parents[here]
-        found.append(
-            LeafView(
+    unmasked = _unmasked(choice)
+
+    def views(places: Iterable[int], reason: LeftOut) -> Iterator[LeafView]:
+        for place in places:
+            node = choice.nodes[place]
+            yield LeafView(
                 leaf=node.id,
                 request_role="" if node.sampled is None else node.sampled.request_role,
                 num_tokens=node.num_path_tokens,
-                num_unmasked=unmasked,
-                reason="too_long" if place in choice.too_long else "not_drawn",
+                num_unmasked=unmasked[place],
+                reason=reason,
             )
-        )
-    return found
+
+    return [*views(choice.too_long, "too_long"), *views(fitting, "not_drawn")]
+
+
+def _unmasked(choice: Choice) -> list[int]:
+    """By node: the targets from its root to it that no drawn path carries. O(nodes)."""
+    carried = {place for one in choice.admitted for place in one.fresh}
+    sums: list[int] = []
+    for place, parent in enumerate(choice.candidates.parents):
+        above = 0 if parent is None else sums[parent]
+        sums.append(above + (0 if place in carried else choice.candidates.targets[place]))
+    return sums
 
 
 def _class_order(spec: JobSpec) -> tuple[RequestRole, ...]:

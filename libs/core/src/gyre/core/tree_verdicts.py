@@ -19,24 +19,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from gyre.contracts.events.calls import RequestRole
-from gyre.core.samples import Choice
+from gyre.core.samples import Choice, NoTarget, no_target
 from gyre.core.tree import Tree
-from gyre.core.tree_nodes import Node
 
-Verdict = Literal[
-    "context",
-    "trained",
-    "not_drawn",
-    "too_long",
-    "other_role",
-    "other_attempt",
-    "undelivered",
-    "aborted",
-    "superseded",
-    "failed",
-    "empty",
-    "not_trained",
-]
+Verdict = Literal[NoTarget, "trained", "not_drawn", "too_long", "not_trained"]
 
 
 def verdicts_of(
@@ -50,27 +36,13 @@ def verdicts_of(
     for node in tree.nodes.values():
         if node.id in carriers:
             found[node.id] = "trained"
-        elif (reason := _no_target(node, attempt, admitted_roles)) is not None:
+        elif (reason := no_target(node, attempt, admitted_roles)) is not None:
             found[node.id] = reason
         elif choice is None:
             found[node.id] = "not_trained"
         else:
             found[node.id] = "not_drawn" if node.id in reachable else "too_long"
     return found
-
-
-def _no_target(node: Node, attempt: int, admitted_roles: Collection[RequestRole]) -> Verdict | None:
-    """Why its tokens are no targets whatever is drawn; None when they are."""
-    sampled = node.sampled
-    if sampled is None:
-        return "context"
-    if sampled.status != "committed":
-        return sampled.status
-    if sampled.request_role not in admitted_roles:
-        return "other_role"
-    if sampled.attempt != attempt:
-        return "other_attempt"
-    return None if len(node.token_ids) else "empty"
 
 
 def _reachable(choice: Choice) -> set[str]:

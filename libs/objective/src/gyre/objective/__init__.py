@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gyre.objective.losses import OBJECTIVES, log_ratio_sums, objective_loss, ratios_of
-from gyre.objective.mismatch import Mismatch, mismatches
+from gyre.objective.mismatch import mismatches
 from gyre.objective.policy import TokenPolicy, token_policy
 from gyre.objective.types import (
     NonFiniteLoss,
@@ -15,7 +15,6 @@ from gyre.objective.types import (
 
 __all__ = [
     "OBJECTIVES",
-    "Mismatch",
     "NonFiniteLoss",
     "ObjectiveError",
     "ObjectiveResult",

@@ -1,44 +1,11 @@
-"""How far the trainer's log-probabilities are from those that the engines recorded."""
+"""Mismatch of trainer and engines on the targets of a forward unit, by policy version."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Over targets sampled under one policy version; None: of targets whose version is not known.
-
-    abs_sum: of |log pi - behaviour logprob|, nats. kl_sum: of rho - 1 - log rho, whose mean
-    estimates KL(behaviour || trainer). Sums, so that those of parts and of cells add up.
-    """
-
-    version: int | None
-    num_targets: int
-    abs_sum: float
-    kl_sum: float
-    max_abs: float
-
-    @property
-    def mean_abs(self) -> float:
-        return self.abs_sum / max(self.num_targets, 1)
-
-    @property
-    def mean_kl(self) -> float:
-        return self.kl_sum / max(self.num_targets, 1)
-
-    def plus(self, other: Mismatch) -> Mismatch:
-        """Of the same version."""
-        return Mismatch(
-            version=self.version,
-            num_targets=self.num_targets + other.num_targets,
-            abs_sum=self.abs_sum + other.abs_sum,
-            kl_sum=self.kl_sum + other.kl_sum,
-            max_abs=max(self.max_abs, other.max_abs),
-        )
+from gyre.core.mismatch import Mismatch
 
 
 def mismatches(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gyre.core.microstep import NO_EDGE, Edge, TreeBlock
+from gyre.testkit.tree_paths import path_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class ReadTarget:
 def read_targets(block: TreeBlock) -> list[ReadTarget]:
     """The block's targets in their order."""
     versions: Sequence[int | None] = block.versions or (None,) * len(block.target_positions)
-    paths = [block.path(edge) for edge in range(len(block.edges))]
+    paths = [path_of(block, edge) for edge in range(len(block.edges))]
     edge_of = [n for n, edge in enumerate(block.edges) for _ in range(edge.start, edge.stop)]
     found = []
     for place, logprob, version in zip(
@@ -42,7 +43,9 @@ def read_targets(block: TreeBlock) -> list[ReadTarget]:
 
 def path_tokens(block: TreeBlock) -> list[tuple[int, ...]]:
     """Each root-to-leaf path's tokens, depth-first."""
-    return [tuple(block.token_ids[place] for place in block.path(leaf)) for leaf in block.leaves]
+    return [
+        tuple(block.token_ids[place] for place in path_of(block, leaf)) for leaf in block.leaves
+    ]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from gyre.core.microstep import TreeBlock
 from gyre.core.samples import ExecutionSamples
 from gyre.testkit.admission_oracle import Expected
+from gyre.testkit.tree_paths import path_of
 
 # A token as it is trained: digest of its context, id, log-probability, version.
 Trained = tuple[bytes, int, float, int]
@@ -28,7 +29,7 @@ def _assert_paths(name: str, expected: Expected, blocks: Sequence[TreeBlock]) ->
     """Each shared prefix once, but for what splits repeat."""
     due = Counter(path.token_ids for path in expected.paths)
     found = Counter(
-        tuple(block.token_ids[place] for place in block.path(leaf))
+        tuple(block.token_ids[place] for place in path_of(block, leaf))
         for block in blocks
         for leaf in block.leaves
     )
@@ -52,7 +53,7 @@ def _trained(block: TreeBlock) -> Iterator[Trained]:
     at = dict(zip(block.target_positions, values, strict=True))
     seen: set[int] = set()
     for leaf in block.leaves:
-        places = block.path(leaf)
+        places = path_of(block, leaf)
         contexts = _contexts([block.token_ids[place] for place in places])
         for place, context in zip(places, contexts, strict=True):
             if place in at and place not in seen:

@@ -108,6 +108,7 @@ class SimulatedEngine:
         there = self.fabric.checkpoints.get(path)
         self.content = there[1] if there else INITIAL
         self.weight_version = weight_version
+        self.fabric.served.add((weight_version, self.content))
 
     async def _work(self, seconds: float) -> None:
         """Raises EngineUnreachableError when it dies meanwhile."""

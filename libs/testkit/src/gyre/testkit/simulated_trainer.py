@@ -48,7 +48,8 @@ class Meeting:
 class Fabric:
     """What connects the trainers: worlds, weight servers, checkpoints; and what it saw.
 
-    skips: versions whose batch the core does not apply."""
+    skips: versions whose batch the core does not apply. served: (weight version, content) of all
+    that engines ever held."""
 
     source: random.Random
     skips: frozenset[int] = frozenset()
@@ -59,6 +60,7 @@ class Fabric:
     micro_steps: dict[str, tuple[str, int]] = field(default_factory=dict)
     reductions: dict[str, Reduction] = field(default_factory=dict)
     begun: list[tuple[int, str, str]] = field(default_factory=list)
+    served: set[tuple[str, str]] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
     calls: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     formed: asyncio.Condition = field(default_factory=asyncio.Condition)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gyre.core.microstep import NO_EDGE, Edge, ExecutionInfo, MicroStep, Row, TreeBlock
 from gyre.core.objective import ExecutionTargets, ObjectiveSettings, batch_loss, execution_loss
 from gyre.testkit.block_trees import merged
+from gyre.testkit.tree_paths import path_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +124,7 @@ class PlainPolicy:
         targets = frozenset(block.target_positions)
         found: dict[int, Tensor] = {}
         for leaf in block.leaves:
-            path = block.path(leaf)
+            path = path_of(block, leaf)
             wanted = [n for n, place in enumerate(path) if place in targets and place not in found]
             tokens = torch.tensor([block.token_ids[place] for place in path])
             positions = torch.tensor(wanted, dtype=torch.int64)

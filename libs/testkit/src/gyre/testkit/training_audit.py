@@ -9,6 +9,7 @@ from gyre.contracts.envelope import Body, Decision
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.core.routing import parse_weight_version
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.testkit.simulated_trainer import INITIAL, Label
 from gyre.testkit.training_world import JOB, TrainingWorld
@@ -28,6 +29,7 @@ def audit(world: TrainingWorld) -> None:
     _versions_count_the_steps(world, facts)
     _groups_are_consumed_once(world, facts)
     _published_is_durable(facts, truth)
+    _a_number_names_one_set_of_weights(world, truth)
     _decisions_follow_from_the_log(world)
 
 
@@ -215,6 +217,15 @@ def _published_is_durable(facts: list[Fact], truth: dict[Label, str]) -> None:
                 assert all(serving[cell] == label for cell in settled), (published, serving)
             case _:
                 pass
+
+
+def _a_number_names_one_set_of_weights(world: TrainingWorld, truth: dict[Label, str]) -> None:
+    """Of what engines held, in whatever lineage: tokens are told apart by their version alone."""
+    by_number: dict[int, str] = {}
+    for name, content in world.fabric.served:
+        label = parse_weight_version(name)
+        assert content == truth[label], name
+        assert by_number.setdefault(label[1], content) == content, name
 
 
 def _decisions_follow_from_the_log(world: TrainingWorld) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gyre.core.microstep import NO_EDGE, Edge, ExecutionInfo, MicroStep, Row, TreeBlock
 from gyre.core.samples import ExecutionSamples
 from gyre.testkit.block_trees import merged, path_tokens
+from gyre.testkit.tree_paths import path_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def flat_paths(block: TreeBlock) -> Iterator[TreeBlock]:
     target_at = {place: number for number, place in enumerate(block.target_positions)}
     taken: set[int] = set()
     for leaf in block.leaves:
-        path = block.path(leaf)
+        path = path_of(block, leaf)
         fresh = [at for at, place in enumerate(path) if place in target_at and place not in taken]
         numbers = [target_at[path[at]] for at in fresh]
         taken.update(path)

@@ -91,8 +91,9 @@ class Handler:
                     summary = summary.with_call(fact.body)
         except EventLost as error:
             get_logger().error("calls_lost", error=str(error))
-            record = f"blob {error.digest}" if isinstance(error, BodyLost) else str(error)
-            return CallSummary(lost=f"a record of its calls is lost: {record}")
+            return CallSummary(
+                lost=f"blob {error.digest}" if isinstance(error, BodyLost) else str(error)
+            )
         return summary
 
     async def _evaluate(self, evaluation: Evaluation) -> None:

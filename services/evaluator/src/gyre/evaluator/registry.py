@@ -64,6 +64,15 @@ class Registry:
                 pass
         return ()
 
+    def lose(self, job: str, execution: str, record: str) -> tuple[Pending, ...]:
+        """A record of its calls cannot be read, the seal perhaps. Mutates and returns as `fold`."""
+        key = (job, execution)
+        before = self._pending.get(key) or Pending(job=job, execution=execution)
+        if key in self._final or before.sealed is not None or before.lost:
+            return ()
+        after = self._pending[key] = replace(before, lost=record)
+        return (after,) if is_closed(after) and not is_closed(before) else ()
+
     def get(self, job: str, execution: str) -> Pending | None:
         """The execution as it stands, None when unknown or final."""
         return self._pending.get((job, execution))

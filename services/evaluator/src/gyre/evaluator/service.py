@@ -6,8 +6,9 @@
 | seals | calls_sealed in calls.> | the same | the log |
 | workers (2) | the queue | the events of facts.*.exec.*.score | a scorer |
 
-An execution is ready when `terminated` and `calls_sealed` are both in, in either order. Both
-follows start where the catch-up ended; nothing is scored before the whole log is folded.
+An execution is ready when `terminated` and `calls_sealed` are both in, in either order; a record
+among its calls that is no event may have been the seal, and counts as one. Both follows start where
+the catch-up ended; nothing is scored before the whole log is folded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gyre.adapters.eventlog import EventLog, Recorded, Stream
-from gyre.adapters.journal import Journal
+from gyre.adapters.journal import Journal, damaged
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
-from gyre.contracts.codec import UndecodableEvent, decode, type_of
+from gyre.contracts.codec import NewerEvent, UndecodableEvent, decode, type_of
 from gyre.contracts.events.calls import CallsSealed
 from gyre.core.evaluation import Pending
 from gyre.evaluator.handlers import Handler
@@ -100,14 +101,19 @@ class Evaluator:
                 )
 
     def _fold_seal(self, recorded: Recorded) -> tuple[Pending, ...]:
-        # Calls with their tokens need not be decoded. A damaged one is told to who reads them.
+        """Raises NewerEvent."""
+        # Calls with their tokens need not be decoded.
         try:
             if type_of(recorded.data) != CallsSealed.TYPE:
                 return ()
             return self._registry.fold(decode(recorded.data), recorded.sequence)
+        except NewerEvent:
+            raise
         except UndecodableEvent as error:
-            get_logger().error("event_damaged", sequence=recorded.sequence, error=str(error))
-            return ()
+            lost = damaged(recorded, error)
+            get_logger().error("event_damaged", error=str(lost))
+            _, job, _, execution = recorded.subject.split(".")
+            return self._registry.lose(job, execution, str(lost))
 
     def _enqueue(self, states: Iterable[Pending]) -> None:
         for state in states:

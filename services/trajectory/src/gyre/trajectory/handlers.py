@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from gyre.adapters.blobs import BlobStore
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.journal import Fact, Journal
+from gyre.adapters.journal import EventLost, Fact, Journal
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallUndelivered
@@ -48,7 +48,7 @@ class Trajectories:
         self.jobs: dict[str, Job] = {}
         self._journal = journal
         self._say = Statements(journal, blobs)
-        self._inbox = Inbox(journal, self.trees.lose)
+        self._inbox = Inbox(journal)
         self._restless: set[str] = set()
         self._folded = dict.fromkeys(Stream, 0)
 
@@ -62,9 +62,9 @@ class Trajectories:
             while True:
                 while (sequence := await self.pay_one()) is not None:
                     await self._meet_own_event(sequence)
-                self.fold(await self._inbox.next())
-                while (incoming := self._inbox.here()) is not None:
-                    self.fold(incoming)
+                self._take(await self._inbox.next())
+                while (news := self._inbox.here()) is not None:
+                    self._take(news)
 
     async def catch_up(self) -> None:
         """Folds all facts, and the calls of the executions whose group is not ready.
@@ -78,7 +78,7 @@ class Trajectories:
             self.fold(Incoming(stream=Stream.FACTS, fact=fact))
         for open_calls in self._open_calls():
             async for fact in self._journal.read(
-                Stream.CALLS, open_calls, until=calls_head, lost=self.trees.lose
+                Stream.CALLS, open_calls, until=calls_head, lost=self.lose
             ):
                 self.fold(Incoming(stream=Stream.CALLS, fact=fact))
         self._folded = {**self._folded, Stream.FACTS: facts_head, Stream.CALLS: calls_head}
@@ -106,9 +106,26 @@ class Trajectories:
 
     async def _fold_until(self, stream: Stream, sequence: int) -> None:
         while self._folded[stream] < sequence:
-            self.fold(await self._inbox.next())
+            self._take(await self._inbox.next())
 
     # -- folding
+
+    def _take(self, news: Incoming | EventLost) -> None:
+        if isinstance(news, Incoming):
+            self.fold(news)
+        else:
+            self.lose(news)
+
+    def lose(self, error: EventLost) -> None:
+        """An event of an execution's calls is there and will never be folded."""
+        _, name, _, execution = error.subject.split(".")
+        job = self._job(name)
+        if not job.groups.finished and job.groups.trains(execution):
+            self.trees.condemn(execution, error)
+            self._restless.add(name)
+
+    def _job(self, name: str) -> Job:
+        return self.jobs.setdefault(name, Job(groups=JobGroups(job=name)))
 
     def fold(self, incoming: Incoming) -> None:
         """One event into the state; O(its own size)."""
@@ -116,7 +133,7 @@ class Trajectories:
         envelope = incoming.fact.envelope
         if envelope.job == subjects.CLUSTER:
             return
-        job = self.jobs.setdefault(envelope.job, Job(groups=JobGroups(job=envelope.job)))
+        job = self._job(envelope.job)
         if job.groups.finished:
             return
         evolve(job.groups, incoming.fact.sequence, envelope.body)
@@ -129,8 +146,8 @@ class Trajectories:
 
     def _fold_call(self, job: Job, fact: Fact) -> None:
         execution = fact.envelope.aggregate.rpartition(".")[2]
-        if job.groups.trains(execution):
-            self.trees.fold(execution, fact)
+        if job.groups.trains(execution) and not self.trees.fold(execution, fact):
+            self._restless.add(job.groups.job)
 
     def _forget(self, job: Job, body: Body) -> None:
         """Drops the trees that nothing will train any more."""
@@ -185,7 +202,8 @@ class Trajectories:
         if (quarantined := next_quarantined(job.groups, self.trees.damaged)) is not None:
             return await self._say.quarantined(job, quarantined)
         if micro_step is not None:
-            return await self._say.micro_step(job, micro_step, batch)
+            chosen = job.workbench.chosen_for(micro_step)
+            return await self._say.micro_step(job, micro_step, batch, chosen)
         if batch.all_drawn:
             return await self._say.closed(job, batch, job.workbench)
         group = next_draw(job.groups)

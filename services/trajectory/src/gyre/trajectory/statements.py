@@ -22,7 +22,7 @@ from gyre.contracts.events.groups import (
 )
 from gyre.core.groups import Batch, Group, JobGroups
 from gyre.core.microstep import MicroStep
-from gyre.trajectory.workbench import Workbench
+from gyre.trajectory.workbench import Chosen, Workbench
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +70,10 @@ class Statements:
         failpoint("trajectory.after_claim")
         return sequence
 
-    async def micro_step(self, job: Job, micro_step: MicroStep, batch: Batch) -> int:
+    async def micro_step(
+        self, job: Job, micro_step: MicroStep, batch: Batch, chosen: Chosen
+    ) -> int:
+        """chosen: of its executions."""
         payload = await asyncio.to_thread(encode_microstep, micro_step)
         digest = await asyncio.to_thread(self._blobs.put, payload)
         body = MicroStepEmitted(
@@ -85,6 +88,8 @@ class Statements:
             num_paths=micro_step.num_paths,
             num_path_tokens=micro_step.num_path_tokens,
             num_repeated_tokens=micro_step.num_repeated_tokens,
+            num_admitted_targets=chosen.num_targets,
+            num_paths_too_long=chosen.num_paths_too_long,
         )
         sequence = await self._to_stream(job, batch, body, micro_step.index)
         get_logger().info(

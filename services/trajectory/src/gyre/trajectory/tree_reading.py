@@ -9,13 +9,13 @@ from sqlalchemy import ColumnElement, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gyre.adapters.tables import logprobs_of, tokens_of, tree_nodes, trees
-from gyre.contracts.events.calls import RequestRole, Span
+from gyre.contracts.events.calls import Span
 from gyre.core.tree import Tree, TreeError, tree_of
-from gyre.core.tree_nodes import CallStatus, Node, Sampled
+from gyre.core.tree_nodes import Node, Sampled
 from gyre.trajectory.tree_shapes import SAMPLED
 
 _C = tree_nodes.c
-# In the order of `_node` and `_sampled`, which take them by place: a name costs more to look up.
+# In the order in which `_node` and `_sampled` take them apart: a name costs more to look up.
 _NODE = (_C.node_id, _C.parent, _C.role, _C.position, _C.kind)
 _CALL = (
     *(_C.call_id, _C.attempt, _C.request_role, _C.temperature, _C.provenance, _C.fork_reason),
@@ -24,7 +24,8 @@ _CALL = (
 
 
 async def read_tree(connection: AsyncConnection, execution: str) -> Tree:
-    """As far as it is projected. Raises TreeError for damaged records, and where there are none."""
+    """As far as it is projected: for whoever works on the rows. The services themselves fold the
+    log. Raises TreeError for damaged records, and where there are none."""
     return await _read(connection, execution, (_C.token_ids, _C.known_by, _C.logprobs, _C.spans))
 
 
@@ -53,10 +54,10 @@ async def _read(
         tokens, *others = row[first_array:]
         sampled = None
         if row[4] == SAMPLED:
-            sampled = _sampled(num_calls, others[1:], *row[len(_NODE) : first_array])
+            sampled = _sampled(num_calls, others[1:], row[len(_NODE) : first_array])
             num_calls += 1
         known_by = tuple(others[0]) if others else ()
-        nodes.append(_node(tokens, known_by, sampled, *row[:4]))
+        nodes.append(_node(tokens, known_by, sampled, row[: len(_NODE)]))
     return tree_of(nodes, sealed=known.sealed)
 
 
@@ -64,11 +65,10 @@ def _node(
     tokens: bytes,
     known_by: tuple[bytes, ...],
     sampled: Sampled | None,
-    node: str,
-    parent: str | None,
-    role: str,
-    position: int,
+    columns: Sequence[Any],
 ) -> Node:
+    """columns: those of `_NODE`."""
+    node, parent, role, position, _ = columns
     return Node(
         id=node,
         parent=parent,
@@ -80,19 +80,10 @@ def _node(
     )
 
 
-def _sampled(
-    order: int,
-    arrays: Sequence[Any],
-    call: str,
-    attempt: int,
-    request_role: RequestRole,
-    temperature: float,
-    status: CallStatus,
-    fork_reason: str | None,
-    agent: str | None,
-    parent_agent: str | None,
-) -> Sampled:
-    """order: calls before this one. arrays: logprobs and spans, or nothing."""
+def _sampled(order: int, arrays: Sequence[Any], columns: Sequence[Any]) -> Sampled:
+    """order: calls before this one. arrays: logprobs and spans, or nothing. columns: those of
+    `_CALL`."""
+    call, attempt, request_role, temperature, status, fork_reason, agent, parent_agent = columns
     logprobs, spans = arrays or (b"", ())
     return Sampled(
         call=call,

@@ -80,7 +80,8 @@ class TreeRows:
         await _undeliver(connection, news.undelivered)
         await _upsert(connection, [self._shapes[execution].row() for execution in concerned])
         for execution in news.sealed:
-            await _write_causes(connection, execution)
+            if self._shapes[execution].damaged is None:  # by a record behind the seal
+                await _write_causes(connection, execution)
         self._drop_some(concerned)
 
     def _fold(self, execution: str, fact: Fact, news: _News) -> None:

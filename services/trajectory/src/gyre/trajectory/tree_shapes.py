@@ -1,7 +1,8 @@
 """What the projection keeps of an execution's tree beside its rows: enough to place the next call.
 
 A Shape takes the records that `gyre.core.records.fold_record` takes and refuses those that it
-refuses (tests/unit/test_tree_shapes.py), without holding tokens: a few hundred bytes a node.
+refuses (tests/unit/test_tree_shapes.py), without holding tokens: a few hundred bytes a node. One
+exception: a NUL in a name, which Postgres cannot keep and training does not mind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gyre.adapters.tables import logprob_bytes, token_bytes
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallsSealed, CallUndelivered, Segment
 from gyre.core.records import check, naming
-from gyre.core.tree import TreeError
+from gyre.core.tree import TreeError, check_call
 from gyre.core.tree_nodes import ASSISTANT
 
 EXTERNAL = "external"
@@ -73,7 +74,9 @@ class Shape:
 
     def _record(self, call: CallRecorded, tokens: Sequence[array[int]]) -> list[Row]:
         """tokens: of each segment, then of what was sampled."""
-        self._check(call)
+        check_call(self.ends, call)
+        if "\0" in "".join(_texts(call)):
+            raise TreeError(f"call {call.call!r}: a name holds a NUL, which Postgres cannot keep")
         *read, output = tokens
         rows = [
             self._input(call, segment, token_ids)
@@ -84,31 +87,6 @@ class Shape:
         self.calls[call.call] = call.node
         self.is_plain = self.is_plain and is_plain(call.request_role, call.fork_reason)
         return rows
-
-    def _check(self, call: CallRecorded) -> None:
-        """Raises TreeError and ValueError where Tree does, before anything is added."""
-        fresh: set[str] = set()
-        parent = call.parent
-        for segment in call.segments:
-            if segment.parent != parent:
-                raise TreeError(f"call {call.call!r}: segment {segment.node!r} is out of order")
-            for key in segment.known_by:
-                bytes.fromhex(key)
-            if segment.node not in self.ends and segment.node not in fresh:
-                self._check_parent(parent, fresh)
-                fresh.add(segment.node)
-            parent = segment.node
-        if len(call.output_logprobs) != len(call.output_ids):
-            raise TreeError(f"call {call.call!r}: one logprob per output token is needed")
-        self._check_parent(parent, fresh)
-        if call.node in self.ends or call.node in fresh:
-            raise TreeError(f"node {call.node!r} is already in the tree")
-        if "\0" in "".join(_texts(call)):
-            raise TreeError(f"call {call.call!r}: a name holds a NUL, which Postgres cannot keep")
-
-    def _check_parent(self, parent: str | None, fresh: set[str]) -> None:
-        if parent is not None and parent not in self.ends and parent not in fresh:
-            raise TreeError(f"node {parent!r} is not in the tree")
 
     def _input(self, call: CallRecorded, segment: Segment, token_ids: array[int]) -> Row:
         return self._node(call, segment.node, segment.parent, token_ids) | {

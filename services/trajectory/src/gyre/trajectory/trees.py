@@ -1,15 +1,16 @@
 """One tree per execution, in memory from its first call until nothing of it is left to train.
 
 - `fold` adds a record; one that does not fit marks the execution as damaged, and it alone.
-- `lose` does so for a record that is lost, `condemn` for what shows when it is drawn.
-- `sealed` answers from memory, or reads the execution's calls from the log again: after a restore,
-  or when a batch goes on after a restart.
+- `condemn` does so for a record that is lost, and for what shows when it is drawn.
+- `sealed` answers from memory, or reads the execution's calls up to their seal from the log again:
+  after a restore, or when a batch goes on after a restart.
 - `drop` forgets a tree; the log still has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import aclosing
 
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.journal import EventLost, Fact, Journal
@@ -20,7 +21,7 @@ from gyre.core.tree import Tree
 
 
 class Trees:
-    """Mutated by `fold`, `lose`, `condemn` and `drop`. Token ids are int32 arrays: about 4 bytes a
+    """Mutated by `fold`, `condemn` and `drop`. Token ids are int32 arrays: about 4 bytes a
     token of context and 12 a sampled one. damaged: execution -> what is wrong with which record."""
 
     def __init__(self, journal: Journal) -> None:
@@ -31,19 +32,18 @@ class Trees:
     def __len__(self) -> int:
         return len(self._trees)
 
-    def fold(self, execution: str, fact: Fact) -> None:
-        """Adds one event of the execution's calls, in the order of the log."""
+    def fold(self, execution: str, fact: Fact) -> bool:
+        """Adds one event of the execution's calls, in the order of the log; False if it is the one
+        that damages them."""
         if execution in self.damaged:
-            return
+            return True
         tree = self._trees.setdefault(execution, Tree())
         try:
             fold_record(tree, execution, fact.sequence, fact.body)
         except RecordError as error:
             self.condemn(execution, error)
-
-    def lose(self, error: EventLost) -> None:
-        """An event of an execution's calls will never be folded."""
-        self.condemn(error.subject.rpartition(".")[2], error)
+            return False
+        return True
 
     def condemn(self, execution: str, error: Exception) -> None:
         """Nothing of it can be trained."""
@@ -67,13 +67,17 @@ class Trees:
         return await self._read(job, execution)
 
     async def _read(self, job: str, execution: str) -> Tree:
+        # What comes behind the seal of a ready group changes nothing: who has the tree in memory
+        # does not fold it either.
         tree = Tree()
         subject = subjects.calls(job, execution)
+        events = self._journal.read(Stream.CALLS, (subject,))
         try:
-            async for fact in self._journal.read(Stream.CALLS, (subject,)):
-                fold_record(tree, execution, fact.sequence, fact.body)
+            async with aclosing(events) as facts:  # type: ignore[type-var]
+                async for fact in facts:
+                    fold_record(tree, execution, fact.sequence, fact.body)
+                    if tree.sealed:
+                        return tree
         except EventLost as error:
             raise RecordError(str(error)) from error
-        if not tree.sealed:
-            raise RecordError(f"the calls of {execution} are not sealed")
-        return tree
+        raise RecordError(f"the calls of {execution} are not sealed")

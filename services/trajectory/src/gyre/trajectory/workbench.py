@@ -7,6 +7,7 @@ emitted, in that order) depend on the log alone, so a restart goes on where the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gyre.contracts.job import JobSpec
@@ -29,18 +30,12 @@ class Chosen:
     """What admission came to. num_targets: those that it chose. num_paths_too_long: leaves that
     were dropped before."""
 
-    num_targets: int = 0
-    num_paths_too_long: int = 0
-
-    def __add__(self, other: Chosen) -> Chosen:
-        return Chosen(
-            num_targets=self.num_targets + other.num_targets,
-            num_paths_too_long=self.num_paths_too_long + other.num_paths_too_long,
-        )
+    num_targets: int
+    num_paths_too_long: int
 
 
 class Workbench:
-    """One batch's samples. Mutated by `next_micro_step` and `chosen`."""
+    """One batch's samples. Mutated by `next_micro_step` and `chosen` alone."""
 
     def __init__(self, state: JobGroups, batch: Batch, trees: Trees) -> None:
         self.batch = batch
@@ -50,7 +45,6 @@ class Workbench:
         self._shape = shape_of(admission.row_tokens, admission.tokens_per_micro_step)
         self._trees = trees
         self._samples: dict[str, ExecutionSamples] = {}
-        self._chosen: dict[str, Chosen] = {}
 
     async def next_micro_step(self) -> MicroStep | None:
         """The batch's next micro-step, None when more groups should be drawn or all is out."""
@@ -65,12 +59,21 @@ class Workbench:
         step = next_step(bundles, self._shape, closing=self.batch.all_drawn)
         return None if step is None else self._micro_step(step, pending)
 
+    def chosen_for(self, micro_step: MicroStep) -> Chosen:
+        """Of the executions of the one that `next_micro_step` gave last."""
+        return _chosen(self._samples[info.execution] for info in micro_step.executions)
+
     async def chosen(self) -> Chosen:
-        """Of all the batch's trained executions, those of an earlier life drawn again."""
-        for trainee in trainees(self.batch):
-            if trainee.execution not in self._chosen:
-                await self._draw(trainee)
-        return sum(self._chosen.values(), Chosen())
+        """Of all the batch's trained executions: what was said of those that are emitted, whatever
+        became of their records since, and of those with nothing to emit."""
+        others = [one for one in trainees(self.batch) if one.execution not in self.batch.emitted]
+        for trainee in others:
+            await self._draw(trainee)
+        left = _chosen(self._samples[trainee.execution] for trainee in others)
+        return Chosen(
+            num_targets=self.batch.num_admitted_targets + left.num_targets,
+            num_paths_too_long=self.batch.num_paths_too_long + left.num_paths_too_long,
+        )
 
     async def _draw(self, trainee: Trainee) -> None:
         """Admission; records that cannot be trained leave the execution without targets."""
@@ -91,9 +94,6 @@ class Workbench:
             self._trees.condemn(execution, error)
             samples = NOTHING
         self._samples[execution] = samples
-        self._chosen[execution] = Chosen(
-            num_targets=samples.num_targets, num_paths_too_long=samples.num_paths_too_long
-        )
 
     def _micro_step(self, step: PackedStep, pending: dict[str, Trainee]) -> MicroStep:
         number = {execution: place for place, execution in enumerate(step.executions)}
@@ -123,6 +123,14 @@ class Workbench:
 def normalizer(spec: JobSpec, batch: Batch) -> int:
     """B * N of eq. (6): raw executions of the batch, whatever became of them."""
     return batch.num_groups * spec.schedule.executions_per_group
+
+
+def _chosen(samples: Iterable[ExecutionSamples]) -> Chosen:
+    drawn = list(samples)
+    return Chosen(
+        num_targets=sum(one.num_targets for one in drawn),
+        num_paths_too_long=sum(one.num_paths_too_long for one in drawn),
+    )
 
 
 def _bundle(execution: str, samples: ExecutionSamples) -> Bundle:

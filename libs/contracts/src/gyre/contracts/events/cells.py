@@ -148,7 +148,11 @@ RATIO_EDGES = (
 class VersionMismatch(Part):
     """Trainer's against recorded log-probabilities over the step's targets that were sampled under
     one policy version; version None: where it is not known. mean_abs, max_abs: nats a target.
-    mean_kl: mean of rho - 1 - log rho, an estimate of KL(behaviour || trainer)."""
+    mean_kl: mean of rho - 1 - log rho, an estimate of KL(behaviour || trainer).
+
+    The number alone names the weights, whatever lineage they were served under: engines serve
+    durable checkpoints, and a restore takes the newest, so that the numbers which a new lineage
+    uses again are those of weights that no engine has had."""
 
     version: int | None
     num_targets: int

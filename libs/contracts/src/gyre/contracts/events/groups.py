@@ -62,7 +62,9 @@ class MicroStepEmitted(Body):
     num_tokens: what the rows carry, each execution's shared prefixes once. num_repeated_tokens:
     those of them that are there again because a tree was larger than a row. num_paths: admitted
     trajectories; num_path_tokens: their tokens laid flat, one path behind the other, so that
-    num_path_tokens - num_tokens is what sharing saves. 0 where an older service did not say.
+    num_path_tokens - num_tokens is what sharing saves. num_admitted_targets: chosen by admission of
+    these executions, counted when the paths were drawn; num_paths_too_long: their leaves that were
+    dropped before. 0 where an older service did not say.
     """
 
     TYPE: ClassVar[str] = "micro_step_emitted"
@@ -77,6 +79,8 @@ class MicroStepEmitted(Body):
     num_paths: int = 0
     num_path_tokens: int = 0
     num_repeated_tokens: int = 0
+    num_admitted_targets: int = 0
+    num_paths_too_long: int = 0
 
 
 @event

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from gyre.contracts.envelope import Body, Decision, Part
 from gyre.contracts.job import JobSpec
 from gyre.contracts.registry import event
+from gyre.contracts.upcasters import upcaster
 
 
 class GroupPlan(Part):
@@ -40,9 +41,18 @@ class JobSubmitted(Body):
     """train_tasks, heldout_tasks: task names in the order they are dispatched."""
 
     TYPE: ClassVar[str] = "job_submitted"
+    VERSION: ClassVar[int] = 2
     spec: JobSpec
     train_tasks: tuple[str, ...]
     heldout_tasks: tuple[str, ...]
+
+
+@upcaster("job_submitted", 1)
+def _steps_that_are_not_applied_had_no_bound(body: dict[str, Any]) -> dict[str, Any]:
+    """A job whose spec does not say `max_skipped_steps` went on however many there were."""
+    spec = {**body["spec"]}
+    spec["objective"] = {"max_skipped_steps": None, **spec.get("objective", {})}
+    return {**body, "spec": spec}
 
 
 @event

@@ -6,8 +6,8 @@ one event is O(its own size).
 
 Invariants (tests/properties/test_group_law.py):
 - a group is complete when each execution that is kept (`keep`) has a final disposition and its
-  calls are sealed, and a complete group gets exactly one `group_ready`: no group vanishes, one of
-  zero weight neither; only `group_dropped` takes one out, and says so;
+  calls are sealed or in quarantine, and a complete group gets exactly one `group_ready`: no group
+  vanishes, one of zero weight neither; only `group_dropped` takes one out, and says so;
 - a ready group is drawable until a batch claims it, and in at most one batch of a lineage;
 - a claim counts for the open batch only, and only for its first B groups: one that lands behind a
   `restored`, or one too many of a writer that died, is void;

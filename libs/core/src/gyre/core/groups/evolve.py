@@ -65,9 +65,7 @@ def evolve(state: JobGroups, sequence: int, body: Body) -> None:
         case CallsSealed(execution=execution):
             _seal(state, execution)
         case ExecutionQuarantined():
-            group = state.groups[body.group]
-            group.quarantined[body.execution] = body.error
-            group.last_sequence = sequence
+            _quarantine(state, sequence, body)
         case GroupReady():
             _ready(state, sequence, body)
         case GroupClaimed():
@@ -129,6 +127,14 @@ def _seal(state: JobGroups, execution: str) -> None:
         _note_complete(state, group)
     elif execution not in state.heldout:
         state.sealed_early.add(execution)
+
+
+def _quarantine(state: JobGroups, sequence: int, body: ExecutionQuarantined) -> None:
+    """Its seal may be what is damaged, so nobody waits for it: none of its calls is trained."""
+    group = state.groups[body.group]
+    group.quarantined[body.execution] = body.error
+    group.last_sequence = sequence
+    _seal(state, body.execution)
 
 
 def _end(state: JobGroups, execution: str, *, by_itself: bool) -> None:
@@ -230,6 +236,8 @@ def _evolve_batch(state: JobGroups, sequence: int, body: Body) -> None:
             batch.emitted.update(body.executions)
             batch.num_micro_steps += 1
             batch.num_targets += body.num_targets
+            batch.num_admitted_targets += body.num_admitted_targets or body.num_targets
+            batch.num_paths_too_long += body.num_paths_too_long
             batch.last_sequence = sequence
         case StreamClosed():
             batch.closed, batch.last_sequence = True, sequence

@@ -24,9 +24,10 @@ class Group:
     """order: place among the job's dispatched groups. last_sequence: of the group's subject.
     batch: the batch that claimed it, None while it lies in the buffer.
 
-    num_kept: N, of the N' in `executions`. ended: execution -> whether it ended by itself, in the
-    order of the log. dropped: never to be drawn, another group came for it. quarantined: execution
-    -> why the records of its calls cannot be trained.
+    num_kept: N, of the N' in `executions`. sealed: whose calls are over, by their seal or because
+    they are in quarantine. ended: execution -> whether it ended by itself, in the order of the log.
+    dropped: never to be drawn, another group came for it. quarantined: execution -> why the records
+    of its calls cannot be trained.
     """
 
     group: str
@@ -81,7 +82,8 @@ class Group:
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """The open batch. version: v_t. groups: claimed, in that order. claims: micro-step -> cell that
-    holds it. last_sequence: of the batch's stream subject."""
+    holds it. num_admitted_targets, num_paths_too_long: what admission came to for the executions
+    that are emitted. last_sequence: of the batch's stream subject."""
 
     batch: str
     num_groups: int
@@ -91,6 +93,8 @@ class Batch:
     emitted: set[str] = field(default_factory=set)
     num_micro_steps: int = 0
     num_targets: int = 0
+    num_admitted_targets: int = 0
+    num_paths_too_long: int = 0
     claims: dict[int, int] = field(default_factory=dict)
     cells: set[int] = field(default_factory=set)
     closed: bool = False

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gyre.cell_agent.trainer.statistics import Totals, as_json, execution_totals
+from gyre.cell_agent.trainer.statistics import Totals, execution_totals
 from gyre.core.microstep import MicroStep
-from gyre.objective import Mismatch, ObjectiveResult
+from gyre.core.mismatch import Mismatch
+from gyre.objective import ObjectiveResult
 
 # A version that sampled less than this share of the step's targets is not judged: the mean over a
 # few tokens is noise, and what they carry of the gradient is small.
@@ -106,7 +107,6 @@ class MicroStepReport:
             "num_executions": len(trained),
             "ratios": {one.execution: one.ratio for one in trained},
             "clipped": [one.execution for one in trained if not one.kept],
-            "mismatches": [as_json(mismatch) for mismatch in self.record.totals.mismatches],
             "problem": "; ".join(self.record.problems),
         }
 

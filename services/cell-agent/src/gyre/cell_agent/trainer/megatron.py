@@ -161,7 +161,7 @@ class MegatronTrainer:
         tokens = Totals(
             num_path_tokens=step.num_path_tokens,
             num_computed_tokens=packed.num_computed_tokens,
-            num_forwarded_tokens=packed.num_forwarded_tokens,
+            num_forwarded_tokens=packed.num_forwarded_tokens(),
         )
         try:
             policy, result = add_gradient(self.model, packed, self._require_settings().objective)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from gyre.cell_agent.trainer.core_attention import CoreAttention, core_attention_on
+from gyre.cell_agent.trainer.errors import TrainerError
 from gyre.cell_agent.trainer.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.megatron_core import (
     DistributedDataParallel,
@@ -93,7 +94,16 @@ def start_cell_world(
 def build_model(policy: PolicyConfig, dtype: torch.dtype) -> DistributedDataParallel:
     """This process's pipeline stage of the model, all of it in a cell of one process, in Megatron's
     gradient buffers (`param.main_grad`, float32 or wider), whose own reduction is never started:
-    gradients of micro-steps and cells are summed, by us."""
+    gradients of micro-steps and cells are summed, by us.
+
+    Raises TrainerError: a GPU is visible. Megatron would put gradients and rotary angles on it,
+    away from the parameters, which are made on the CPU.
+    """
+    if torch.cuda.is_available():
+        raise TrainerError(
+            "a GPU is visible, and this trainer computes on the CPU: "
+            "start it with CUDA_VISIBLE_DEVICES set to nothing"
+        )
     config = _transformer_config(policy, dtype)
     model = PolicyModel(
         config,
@@ -156,6 +166,7 @@ def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = core_attention_on("cuda" if torch.cuda.is_available() else "cpu")
+    # By where the parameters are made, not by what the machine has.
+    attention.core_attention = core_attention_on("cpu" if config.use_cpu_initialization else "cuda")
     num_layers = get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)

@@ -52,10 +52,10 @@ class PackedMicroStep:
         """After shared prefixes were merged in each unit: through the embedding in one pass."""
         return sum(unit.tree.num_tokens for unit in self.units)
 
-    @property
-    def num_forwarded_tokens(self) -> int:
-        """Through the embedding in all passes: s_i of several units takes a pass of its own."""
-        return self.num_computed_tokens * (1 if len(self.units) == 1 else 2)
+    def num_forwarded_tokens(self, *, window: int = 1) -> int:
+        """Through the embedding in all passes: s_i of more units than are held at once, `window`,
+        takes a pass of its own."""
+        return self.num_computed_tokens * (2 if len(self.units) > window else 1)
 
 
 def pack_micro_step(

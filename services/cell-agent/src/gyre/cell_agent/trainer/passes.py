@@ -10,6 +10,8 @@ from all of them add up, so the sum is exact. What is held at any time is one un
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def _in_two_passes(
     model: torch.nn.Module, packed: PackedMicroStep, settings: ObjectiveSettings
 ) -> tuple[TokenPolicy, ObjectiveResult]:
     with torch.no_grad():
-        policy = _joined([_forward(model, packed, unit) for unit in packed.units])
+        policy = joined([_forward(model, packed, unit) for unit in packed.units])
         result = objective_loss(policy.logprobs, packed.targets, settings)
     ratios = torch.tensor(result.ratios, dtype=torch.float64)
     for unit in packed.units:
@@ -49,11 +51,16 @@ def _in_two_passes(
 
 
 def _forward(model: torch.nn.Module, packed: PackedMicroStep, unit: ForwardUnit) -> TokenPolicy:
-    logits = model(unit.tree, unit.predictors)
+    return unit_policy(packed, unit, model(unit.tree, unit.predictors))
+
+
+def unit_policy(packed: PackedMicroStep, unit: ForwardUnit, logits: Tensor) -> TokenPolicy:
+    """logits: [n, vocabulary], of the unit's n predictors."""
     return token_policy(logits, packed.token_ids[unit.targets], packed.temperatures[unit.targets])
 
 
-def _joined(parts: list[TokenPolicy]) -> TokenPolicy:
+def joined(parts: Sequence[TokenPolicy]) -> TokenPolicy:
+    """parts: by unit. Of all targets, in their order."""
     return TokenPolicy(
         logprobs=torch.cat([part.logprobs for part in parts]),
         entropy=torch.cat([part.entropy for part in parts]),

@@ -37,6 +37,7 @@ from gyre.cell_agent.trainer.megatron_core import (
     parallel_state,
 )
 from gyre.cell_agent.trainer.packing import ForwardUnit, PackedMicroStep
+from gyre.cell_agent.trainer.passes import joined, unit_policy
 from gyre.cell_agent.trainer.stages import Stage
 from gyre.core.objective import ObjectiveSettings
 from gyre.objective import (
@@ -45,7 +46,6 @@ from gyre.objective import (
     ObjectiveResult,
     TokenPolicy,
     objective_loss,
-    token_policy,
 )
 
 
@@ -90,11 +90,6 @@ def add_gradient(
     return evaluated.policy, evaluated.result
 
 
-def num_forwarded_tokens(packed: PackedMicroStep, window: int) -> int:
-    """Through the embedding in all passes that `add_gradient` makes."""
-    return packed.num_computed_tokens * (2 if len(packed.units) > window else 1)
-
-
 # Units that a stage can hold
 
 
@@ -115,7 +110,7 @@ def _forward(
     stage.model.module.set_input_tensor(received)
     output = stage.model(unit.tree, unit.predictors)
     if stage.is_last:
-        policies.append(_policy(packed, unit, output))
+        policies.append(unit_policy(packed, unit, output))
         return _Held(unit=unit, received=received, output=policies[-1].logprobs)
     stage.communicator.send_forward(output, stage.is_last)
     # From here on only the graph behind it is needed, not its values.
@@ -177,13 +172,13 @@ def _scheduled(
 def _only_forward(
     packed: PackedMicroStep, unit: ForwardUnit, logits: Tensor
 ) -> tuple[Tensor, Tensor, TokenPolicy]:
-    return logits.new_zeros(()), _no_tokens(), _policy(packed, unit, logits)
+    return logits.new_zeros(()), _no_tokens(), unit_policy(packed, unit, logits)
 
 
 def _loss(
     packed: PackedMicroStep, slopes: Tensor, unit: ForwardUnit, logits: Tensor
 ) -> tuple[Tensor, Tensor, None]:
-    return _policy(packed, unit, logits).logprobs @ slopes[unit.targets], _no_tokens(), None
+    return unit_policy(packed, unit, logits).logprobs @ slopes[unit.targets], _no_tokens(), None
 
 
 def _no_tokens() -> Tensor:
@@ -193,10 +188,6 @@ def _no_tokens() -> Tensor:
 
 
 # What the last stage says of the targets
-
-
-def _policy(packed: PackedMicroStep, unit: ForwardUnit, logits: Tensor) -> TokenPolicy:
-    return token_policy(logits, packed.token_ids[unit.targets], packed.temperatures[unit.targets])
 
 
 def _evaluated(
@@ -220,15 +211,15 @@ def _evaluate(
     packed: PackedMicroStep, policies: Sequence[TokenPolicy], settings: ObjectiveSettings
 ) -> _Evaluated | NonFiniteLoss | ObjectiveError:
     """The error as a value: it has to reach the stages that wait for an answer."""
-    logprobs = torch.cat([policy.logprobs.detach() for policy in policies]).requires_grad_()
+    policy = joined(policies)
+    logprobs = policy.logprobs.detach().requires_grad_()
     try:
         result = objective_loss(logprobs, packed.targets, settings)
     except (NonFiniteLoss, ObjectiveError) as error:
         return error
     (slopes,) = torch.autograd.grad(result.loss, logprobs)
-    entropy = torch.cat([policy.entropy for policy in policies])
     return _Evaluated(
-        policy=TokenPolicy(logprobs=logprobs.detach(), entropy=entropy),
+        policy=replace(policy, logprobs=logprobs.detach()),
         result=replace(result, loss=result.loss.detach()),
         slopes=slopes,
     )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gyre.contracts.events.cells import RATIO_EDGES
-from gyre.objective import Mismatch, ObjectiveResult, Targets, TokenPolicy, mismatches
+from gyre.core.mismatch import Mismatch, merged
+from gyre.objective import ObjectiveResult, Targets, TokenPolicy, mismatches
 
 NO_COUNTS = (0,) * (len(RATIO_EDGES) + 1)
 
@@ -51,7 +52,7 @@ class Totals:
             **added,
             ratio_counts=_added(self.ratio_counts, other.ratio_counts),
             token_ratio_counts=_added(self.token_ratio_counts, other.token_ratio_counts),
-            mismatches=_merged((*self.mismatches, *other.mismatches)),
+            mismatches=merged((*self.mismatches, *other.mismatches)),
         )
 
     @property
@@ -80,7 +81,7 @@ class Totals:
             "loss_capped": self.num_loss_capped / targets,
             "ratio_counts": list(self.ratio_counts),
             "token_ratio_counts": list(self.token_ratio_counts),
-            "mismatches": [as_json(mismatch) for mismatch in self.mismatches],
+            "mismatches": [one.as_event().model_dump() for one in self.mismatches],
             "num_tokens": self.num_tokens,
             "num_path_tokens": self.num_path_tokens,
             "num_computed_tokens": self.num_computed_tokens,
@@ -89,17 +90,6 @@ class Totals:
 
 
 _NUMBERS = tuple(f.name for f in fields(Totals) if f.type in ("int", "float"))
-
-
-def as_json(mismatch: Mismatch) -> dict[str, Any]:
-    """By the names of the contract's VersionMismatch."""
-    return {
-        "version": mismatch.version,
-        "num_targets": mismatch.num_targets,
-        "mean_abs": mismatch.mean_abs,
-        "max_abs": mismatch.max_abs,
-        "mean_kl": mismatch.mean_kl,
-    }
 
 
 def target_totals(
@@ -145,11 +135,3 @@ def count_ratios(values: Tensor) -> Counts:
 
 def _added(one: Counts, other: Counts) -> Counts:
     return tuple(a + b for a, b in zip(one, other, strict=True))
-
-
-def _merged(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
-    by_version: dict[int | None, Mismatch] = {}
-    for one in found:
-        seen = by_version.get(one.version)
-        by_version[one.version] = one if seen is None else seen.plus(one)
-    return tuple(sorted(by_version.values(), key=lambda m: (m.version is None, m.version or 0)))

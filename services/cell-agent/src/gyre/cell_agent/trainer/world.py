@@ -101,25 +101,22 @@ class PrefixGroup:
             self._run(partial(group.allreduce, [bucket]))
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """The members' payloads, by rank; every member gets all of them. They may differ in size
+        """The members' payloads, by rank; every member gets all of them. They may differ in size,
         and be empty."""
         group = self._group
         if group is None:
             return [payload]
-        sizes = self._gathered(torch.tensor([len(payload)]))
-        padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        return [
-            bytes(values[: int(size)].numpy())
-            for values, size in zip(self._gathered(padded), sizes, strict=True)
-        ]
+        sizes = [int(size) for size in self._gathered(torch.tensor([len(payload)]))]
+        # A byte for none at all: torch refuses an empty buffer.
+        padded = bytearray(payload.ljust(max(1, *sizes), b"\0"))
+        found = self._gathered(torch.frombuffer(padded, dtype=torch.uint8))
+        return [bytes(values[:size].numpy()) for values, size in zip(found, sizes, strict=True)]
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         group = self._group
         assert group is not None
         found = [torch.empty_like(tensor) for _ in range(group.size())]
-        if tensor.numel():
-            self._run(partial(group.allgather, [found], [tensor]))
+        self._run(partial(group.allgather, [found], [tensor]))
         return found
 
     def agrees(self, values: Sequence[int]) -> bool:

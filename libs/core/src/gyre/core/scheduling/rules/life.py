@@ -22,8 +22,8 @@ MAX_TRAINER_LOSSES = 8
 
 
 def fail(state: JobState, now: float) -> Body | None:
-    skipped = state.num_skipped_in_a_row
-    if skipped and skipped >= state.required_spec.objective.max_skipped_steps:
+    skipped, most = state.num_skipped_in_a_row, state.required_spec.objective.max_skipped_steps
+    if most is not None and skipped >= most:
         why = f"{skipped} steps in a row were not applied: {state.last_skip or 'not finite'}"
         return _finish(state, now, "failed", why)
     if state.num_losses == 0 and not state.core_lost:

@@ -1,15 +1,21 @@
-"""`python -m gyre.testkit.pipeline_stage`: one stage of a cell's pipeline, driven by a plan.
+"""`python -m gyre.testkit.pipeline_stages`: the stages of a cell's pipeline, driven by a plan.
+
+A process for each stage, forked from one that has imported torch and megatron, which takes longer
+than the runs of a small plan.
 
 Consumes: a JSON list of runs, each a model, rows a unit, a window and micro-steps of one batch, by
-path. Produces, for each run, `<out>.<n>.json` with what the stage was told of each micro-step, and
-`<out>.<n>.safetensors` with its gradients by Megatron's names in the undivided model.
-Waits for: the other stages, at each hand-over up to the time-out.
+path. Produces, for each run n, `<out>.<stage>.<n>.json` with what the stage was told of each
+micro-step, and `<out>.<stage>.<n>.safetensors` with its gradients by Megatron's names in the
+undivided model. Exit status 1: a stage failed, and said why on standard error.
+Waits for: each stage for the others, at each hand-over up to the time-out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,8 +24,7 @@ from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gyre.testkit.pipeline_stage")
-    parser.add_argument("--stage", type=int, required=True)
+    parser = argparse.ArgumentParser(prog="python -m gyre.testkit.pipeline_stages")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--store", required=True, help="file where the stages meet")
     parser.add_argument("--plan", type=Path, required=True)
@@ -27,23 +32,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     options = parser.parse_args(arguments)
 
+    importlib.import_module("gyre.cell_agent.trainer.pipeline")
+    fork = multiprocessing.get_context("fork")
+    stages = [fork.Process(target=_run, args=(options, stage)) for stage in range(options.stages)]
+    for stage in stages:
+        stage.start()
+    for stage in stages:
+        stage.join()
+    return int(any(stage.exitcode for stage in stages))
+
+
+def _run(options: argparse.Namespace, stage: int) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    torch.set_num_threads(1)
     from gyre.cell_agent.trainer.model import start_cell_world
 
+    torch.set_num_threads(1)
     store = FileStore(options.store, options.stages)
-    start_cell_world(
-        store, stage=options.stage, num_stages=options.stages, timeout_s=options.timeout_s
-    )
+    start_cell_world(store, stage=stage, num_stages=options.stages, timeout_s=options.timeout_s)
     for number, run in enumerate(json.loads(options.plan.read_text())):
-        _train(run, f"{options.out}.{number}")
+        _train(run, f"{options.out}.{stage}.{number}")
     # Nobody leaves while another still talks to it.
     dist.barrier()
     dist.destroy_process_group()
-    return 0
 
 
 def _train(run: Mapping[str, Any], out: str) -> None:
@@ -79,7 +92,7 @@ def _train(run: Mapping[str, Any], out: str) -> None:
 def _micro_step(stage: Any, policy: Any, path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     from gyre.adapters.microsteps import decode_microstep
     from gyre.cell_agent.trainer.packing import pack_micro_step
-    from gyre.cell_agent.trainer.pipeline import add_gradient, num_forwarded_tokens
+    from gyre.cell_agent.trainer.pipeline import add_gradient
     from gyre.core.objective import ObjectiveSettings
     from gyre.objective import NonFiniteLoss, ObjectiveError
 
@@ -92,7 +105,7 @@ def _micro_step(stage: Any, policy: Any, path: Path, run: Mapping[str, Any]) -> 
         return {"error": str(error)}
     return {
         "units": len(packed.units),
-        "num_forwarded_tokens": num_forwarded_tokens(packed, run["window"]),
+        "num_forwarded_tokens": packed.num_forwarded_tokens(window=run["window"]),
         "loss": result.loss.item(),
         "ratios": result.ratios,
         "kept": result.kept,
