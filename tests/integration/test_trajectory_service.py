@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 
 import gyre.adapters.journal as journal_module
-from gyre.adapters.blobs import MemoryBlobStore
-from gyre.adapters.clock import ManualClock
 from gyre.adapters.eventlog import Stream
-from gyre.adapters.eventlog.memory import MemoryEventLog
-from gyre.adapters.journal import Journal
-from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts import subjects
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.groups import (
@@ -26,84 +20,12 @@ from gyre.contracts.events.groups import (
     StreamClosed,
 )
 from gyre.contracts.events.scheduling import (
-    GroupDropped,
-    JobFinished,
     Restored,
-    SurplusCancelled,
 )
-from gyre.core.microstep import MicroStep
 from gyre.core.tree import fold
 from gyre.testkit.execution_world import until
-from gyre.testkit.trajectory_world import Caller, World, calls_of, small_spec
-from gyre.trajectory.handlers import Trajectories
-from gyre.trajectory.inbox import Incoming
-
-JOB = "job"
-
-
-class Bed:
-    """A log, a blob store, the other services, and one life of the trajectory service at a time."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.log = MemoryEventLog()
-        self.blobs = MemoryBlobStore()
-        self.journal = Journal(self.log, ManualClock(), self.blobs)
-        self.world = World(self.journal, JOB, small_spec(), seed=seed)
-
-    def life(self) -> Trajectories:
-        return Trajectories(self.journal, self.blobs)
-
-    async def settle(self) -> Trajectories:
-        """A new life that pays everything; claims each micro-step as it comes, as a cell does."""
-        while True:
-            service = self.life()
-            await service.catch_up()
-            if await service.pay_one() is not None:
-                continue
-            if not await self.claim_all():
-                return service
-
-    async def claim_all(self) -> int:
-        """Claims what is emitted and unclaimed; how many."""
-        bodies = [fact.body async for fact in self.journal.read(Stream.FACTS)]
-        claimed = {(b.batch, b.index) for b in bodies if b.TYPE == "micro_step_claimed"}
-        emitted = [b for b in bodies if isinstance(b, MicroStepEmitted)]
-        queue = [b for b in emitted if (b.batch, b.index) not in claimed]
-        for body in queue:
-            await self.world.claim(body.batch, body.index)
-        return len(queue)
-
-    async def facts(self, kind: type) -> list:
-        return [
-            fact.body
-            async for fact in self.journal.read(Stream.FACTS)
-            if isinstance(fact.body, kind)
-        ]
-
-    async def micro_steps(self) -> list[MicroStep]:
-        emitted = await self.facts(MicroStepEmitted)
-        return [decode_microstep(self.blobs.get(body.digest)) for body in emitted]
-
-
-async def a_batch_is_ready(bed: Bed) -> None:
-    await bed.world.submit()
-    await bed.world.dispatch(range(4))
-    await bed.world.finish_group(2, (0.0, 1.0, 0.5, 1.0))
-    await bed.world.finish_group(0, (1.0, None, 0.0, 0.0))
-    await bed.world.finish_group(1, (1.0, 1.0, 1.0, 1.0))
-    await bed.world.finish_group(3, (0.0, 1.0, 1.0, 1.0))
-    await bed.world.open_batch("l1-s0000")
-    await bed.world.join("l1-s0000", 0)
-
-
-def trained(steps: Sequence[MicroStep]) -> Counter[str]:
-    """Targets by execution."""
-    found: Counter[str] = Counter()
-    for step in steps:
-        for block in step.blocks:
-            execution = step.executions[block.execution].execution
-            found[execution] += len(block.target_positions)
-    return found
+from gyre.testkit.trajectory_bed import JOB, Bed, a_batch_is_ready, trained
+from gyre.testkit.trajectory_world import Caller, calls_of, small_spec
 
 
 async def test_a_batch_from_dispatch_to_the_closed_stream() -> None:
@@ -329,106 +251,3 @@ async def test_what_comes_behind_the_seal_of_a_ready_group_changes_nothing(
     running.cancel()
     assert await bed.facts(ExecutionQuarantined) == []
     assert victim in trained(await bed.micro_steps())
-
-
-async def test_held_out_executions_get_no_group_and_leave_no_tree() -> None:
-    bed = Bed()
-    await bed.world.submit()
-    await bed.world.dispatch(range(2), kind="heldout")
-    service = bed.life()
-    running = asyncio.create_task(service.run(lambda: None))
-    for number in range(2):
-        await bed.world.finish_group(number, (1.0, 0.0, 1.0, 0.0))
-    await asyncio.sleep(0.05)
-    running.cancel()
-    assert await bed.facts(GroupReady) == []
-    assert len(service.trees) == 0
-
-
-async def test_a_finished_job_is_forgotten() -> None:
-    bed = Bed()
-    await bed.world.submit()
-    await bed.world.dispatch(range(3))
-    await bed.world.finish_group(0, (1.0, 0.0, 1.0, 0.0))
-    finished = JobFinished(based_on=0, now=0.0, status="cancelled", reason="test")
-    await bed.world.say(subjects.sched(JOB), finished)
-    await bed.world.open_batch("l1-s0000")
-    service = await bed.settle()
-    assert await bed.facts(GroupReady) == []
-    assert len(service.trees) == 0
-
-
-async def an_oversampled_group(bed: Bed) -> tuple[str, ...]:
-    """Six executions for N = 4: four end, one is left in the queue, one runs."""
-    bed.world.spec = small_spec(groups_per_step=1, executions_started=6)
-    await bed.world.submit()
-    await bed.world.dispatch(range(2))
-    names = bed.world.plan(0).executions
-    for place, name in enumerate(names[:4]):
-        await bed.world.terminate(name)
-        await bed.world.finish(name, float(place % 2))
-    return names
-
-
-async def test_a_group_is_ready_without_its_surplus_which_is_trained_by_nobody() -> None:
-    bed = Bed()
-    names = await an_oversampled_group(bed)
-    await bed.settle()
-    (ready,) = await bed.facts(GroupReady)
-    assert [one.disposition for one in ready.outcomes] == ["valid"] * 4 + ["surplus"] * 2
-    assert [one.advantage for one in ready.outcomes[4:]] == [0.0, 0.0]
-    await bed.world.open_batch("l1-s0000")
-    await bed.settle()
-    steps = await bed.micro_steps()
-    assert set(trained(steps)) <= set(names[:4])
-    assert {step.normalizer for step in steps} == {1 * 4}
-
-
-async def test_the_calls_of_a_running_surplus_execution_are_kept_by_nobody() -> None:
-    """It calls until the runner has ended it, behind the group's `group_ready`."""
-    bed = Bed()
-    names = await an_oversampled_group(bed)
-    service = bed.life()
-    await service.catch_up()
-    heads = {stream: await bed.journal.head(stream) for stream in Stream}
-    assert await service.pay_one() is not None
-    cancelled = SurplusCancelled(
-        based_on=0, now=0.0, group=f"{JOB}-g0000", queued=names[4:5], running=names[5:]
-    )
-    await bed.world.say(subjects.sched(JOB), cancelled)
-    for event in calls_of(names[5], 1):
-        await bed.world.say(subjects.calls(JOB, names[5]), event)
-    await bed.world.terminate(names[5], "surplus")
-    for stream in (Stream.FACTS, Stream.CALLS):
-        async for fact in bed.journal.read(stream, after=heads[stream]):
-            service.fold(Incoming(stream=stream, fact=fact))
-    assert len(service.trees) == 4
-    assert await service.pay_one() is None
-
-
-async def test_a_dropped_group_is_never_ready_whatever_comes_of_its_executions() -> None:
-    bed = Bed()
-    bed.world.spec = small_spec(groups_per_step=1, max_staleness=0, on_stale="drop")
-    await bed.world.submit()
-    await bed.world.dispatch(range(2))
-    first, *others = bed.world.plan(0).executions
-    await bed.world.finish(first, 1.0)
-    dropped = GroupDropped(
-        based_on=0,
-        now=0.0,
-        group=f"{JOB}-g0000",
-        staleness=1,
-        queued=tuple(others[:2]),
-        running=tuple(others[2:]),
-    )
-    await bed.world.say(subjects.sched(JOB), dropped)
-    for name in others[2:]:
-        await bed.world.terminate(name, "dropped")
-        await bed.world.finish(name, None)
-    await bed.world.finish_group(1, (1.0, 0.0, 0.0, 0.0))
-    await bed.world.open_batch("l1-s0000", version=0)
-    service = await bed.settle()
-    assert [body.group for body in await bed.facts(GroupReady)] == [f"{JOB}-g0001"]
-    assert [body.group for body in await bed.facts(GroupClaimed)] == [f"{JOB}-g0001"]
-    assert len(await bed.facts(StreamClosed)) == 1
-    assert len(service.trees) == 0
