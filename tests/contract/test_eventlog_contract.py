@@ -86,6 +86,24 @@ def test_sequences_count_from_one_without_holes_per_stream(run: Run) -> None:
     run(scenario)
 
 
+def test_appends_that_are_begun_in_order_are_stored_in_order(run: Run) -> None:
+    """From the very first one, whose connection has to be made while others come."""
+
+    async def scenario(log: EventLog) -> None:
+        numbers = iter(range(2000))
+
+        async def write() -> None:
+            for number in numbers:
+                data = b"%d" % number
+                await log.append("facts.j.sched", data, event_id=f"e{number}", expected=None)
+
+        await asyncio.gather(*(write() for _ in range(200)))
+        stored = [int(event.data) for event in await collect(log.read(Stream.FACTS))]
+        assert stored == list(range(2000))
+
+    run(scenario)
+
+
 def test_last_sequence_is_the_stream_sequence_of_the_subjects_newest_event(run: Run) -> None:
     async def scenario(log: EventLog) -> None:
         await fill(log, 5, jobs=2)

@@ -49,8 +49,6 @@ class Link:
 
     async def wire(self) -> Wire:
         """The open connection, made if need be: one attempt. Raises WireLost, AccessDenied."""
-        if self._wire is not None and self._wire.lost is None and not self._closed:
-            return self._wire
         async with self._opening:
             if self._closed:
                 raise EventLogError("this event log was closed")
