@@ -147,8 +147,10 @@ async def call(session: aiohttp.ClientSession, url: str, key: str, talk: Talk, t
 
 
 @asynccontextmanager
-async def proxy_process(nats_url: str, home: Path) -> AsyncIterator[tuple[str, int]]:
-    """(url, process id) of a proxy that is ready."""
+async def proxy_process(
+    nats_url: str, home: Path, *, busy_poll: bool = False
+) -> AsyncIterator[tuple[str, int]]:
+    """(url, process id) of a proxy that is ready. home: its own."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         environment = os.environ | {
             "GYRE_NATS_URL": nats_url,
@@ -156,6 +158,7 @@ async def proxy_process(nats_url: str, home: Path) -> AsyncIterator[tuple[str, i
             "GYRE_HOME": str(home),
             "GYRE_KEY_SECRET": SECRET,
             "GYRE_PROXY_LISTEN_FD": str(listener.fileno()),
+            "GYRE_PROXY_BUSY_POLL": str(busy_poll),
             "OMP_NUM_THREADS": "1",
         }
         process = subprocess.Popen(  # noqa: ASYNC220

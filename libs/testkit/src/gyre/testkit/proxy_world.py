@@ -39,7 +39,7 @@ from gyre.contracts.events.scheduling import (
 )
 from gyre.core.routing import weight_version_name
 from gyre.core.tree import Tree
-from gyre.proxy.app import server_runner
+from gyre.proxy.app import app_runner
 from gyre.proxy.limits import Limits
 from gyre.proxy.sampling.streams import Engines, engine_session
 from gyre.proxy.service import Proxy
@@ -276,7 +276,7 @@ async def running_proxy(
         following = asyncio.create_task(proxy.follow())
         caught_up = asyncio.create_task(proxy.caught_up.wait())
         await asyncio.wait({caught_up, following}, return_when="FIRST_COMPLETED")
-        runner = server_runner(proxy, clock)
+        runner = app_runner(proxy, clock)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -22,7 +22,8 @@ from gyre.adapters.collection import collect_seldom
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.runtime import Runtime, service_main
-from gyre.proxy.app import server_runner
+from gyre.proxy.app import app_runner
+from gyre.proxy.polling import BusyPolling
 from gyre.proxy.sampling.streams import Engines, engine_session
 from gyre.proxy.service import Proxy
 from gyre.proxy.settings import ProxySettings
@@ -61,7 +62,8 @@ async def _caught_up(proxy: Proxy, following: asyncio.Task[None]) -> None:
 async def _serve(
     proxy: Proxy, clock: SystemClock, settings: ProxySettings, runtime: Runtime
 ) -> None:
-    runner = server_runner(proxy, clock)
+    polling = BusyPolling() if settings.proxy_busy_poll else None
+    runner = app_runner(proxy, clock, polling=polling)
     await runner.setup()
     try:
         await web.SockSite(runner, _listening_socket(settings), backlog=_BACKLOG).start()

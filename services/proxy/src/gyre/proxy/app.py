@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gyre.adapters.clock import Clock
@@ -29,6 +29,7 @@ from gyre.proxy.faults import fault_of
 from gyre.proxy.live import Live, OpenCall, Waiter
 from gyre.proxy.overlong import refuse_overlong
 from gyre.proxy.planning import LONG_BODY, beside
+from gyre.proxy.polling import BusyPolling
 from gyre.proxy.readings import Readings
 from gyre.proxy.requests import BadRequest, ContextFull, Fault, Sampling
 from gyre.proxy.sending import Stream, is_here
@@ -45,10 +46,7 @@ _LINGERING_S = 2.0
 # Whose request it is, for the log.
 _BOUND = web.RequestKey("bound", dict[str, str])
 
-# Below it, each model by its name.
-_MODEL = re.compile(r"/v1/models/(.+)")
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _CHAT = Chat()
 _MESSAGES = Messages()
@@ -59,10 +57,10 @@ APIS: dict[str, Api] = {
 }
 
 
-def server_runner(proxy: Proxy, clock: Clock) -> web.ServerRunner:
+def app_runner(proxy: Proxy, clock: Clock, *, polling: BusyPolling | None = None) -> web.AppRunner:
     """What serves the proxy, not set up yet. Requests end when their client leaves."""
-    server = web.Server(
-        ProxyApp(proxy, clock).handle,
+    return web.AppRunner(
+        ProxyApp(proxy, clock, polling or nullcontext()).application(),
         handler_cancellation=True,
         access_log=None,
         logger=_server_log(),
@@ -70,76 +68,57 @@ def server_runner(proxy: Proxy, clock: Clock) -> web.ServerRunner:
         keepalive_timeout=proxy.limits.idle_timeout_s,
         lingering_time=_LINGERING_S,
     )
-    return web.ServerRunner(server)
 
 
 class ProxyApp:
-    """Handlers over a Proxy. Holds no state of calls, but what is known of histories."""
+    """Handlers over a Proxy. Holds no state of calls, but what is known of histories.
 
-    def __init__(self, proxy: Proxy, clock: Clock) -> None:
+    polling: entered by each call while it is open."""
+
+    def __init__(self, proxy: Proxy, clock: Clock, polling: AbstractContextManager[object]) -> None:
         self._proxy = proxy
         self._clock = clock
+        self._polling = polling
         self._limits = proxy.limits
         self._bodies = Bodies(proxy.limits)
         self._readings: Readings[tuple[str, Api]] = Readings(proxy.limits.max_reading_bytes)
-        self._routes: dict[tuple[str, str], Handler] = {
-            **{("POST", path): self._call(api) for path, api in APIS.items()},
-            ("GET", "/v1/models"): self._models,
-            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
-            ("GET", "/api/hello"): self._hello,
-            ("POST", "/attempt/settle"): self._settle,
-            ("GET", "/healthz"): self._health,
-        }
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The edge: whatever goes wrong, the client is told in its API's shape."""
-        try:
-            await _go_on(request)
-            return await self._route(request)(request)
-        except ConnectionError:
-            raise  # nobody is there to be told
-        except Exception as error:  # noqa: BLE001  what is not foreseen is told, and logged whole
-            with bind(**request.get(_BOUND, {})):
-                return _error(request, fault_of(error))
+    def application(self) -> web.Application:
+        """The routes, each with errors in its API's shape."""
+        app = web.Application(client_max_size=self._limits.max_body_bytes, middlewares=[_errors])
+        for path, api in APIS.items():
+            app.router.add_post(path, self._call(api))
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._models)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        app.router.add_get("/api/hello", self._hello)
+        app.router.add_post("/attempt/settle", self._settle)
+        app.router.add_get("/healthz", self._health)
+        return app
 
-    def _route(self, request: web.BaseRequest) -> Handler:
-        """By hand, since a router's lookup costs more than a table's and there are few paths.
-
-        Raises HTTPNotFound, HTTPMethodNotAllowed.
-        """
-        method = "GET" if request.method == "HEAD" else request.method
-        path = "/v1/models" if _MODEL.match(request.path) else request.path
-        found = self._routes.get((method, path))
-        if found is not None:
-            return found
-        allowed = {method for method, known in self._routes if known == path}
-        raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound
-
-    async def _health(self, request: web.BaseRequest) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
         ready = self._proxy.caught_up.is_set()
         return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
 
-    async def _models(self, request: web.BaseRequest) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
         headers = _headers(request)
         identity = await self._proxy.authorize(models.key(headers))
         spec = self._proxy.served(identity.job).spec
         created = int(self._clock.now())
-        asked = _MODEL.match(request.path)
-        name = asked[1] if asked else None
-        body = models.answer(name, headers, spec=spec, created=created)
+        body = models.answer(request.match_info.get("name"), headers, spec=spec, created=created)
         return web.Response(body=body, content_type="application/json")
 
-    async def _settle(self, request: web.BaseRequest) -> web.Response:
+    async def _settle(self, request: web.Request) -> web.Response:
         """The runner's word that the attempt's harness has ended."""
         identity = await self._proxy.authorize(models.key(_headers(request)))
         await self._proxy.settle(identity)
         return web.Response(status=204)
 
-    async def _hello(self, request: web.BaseRequest) -> web.Response:
+    async def _hello(self, request: web.Request) -> web.Response:
         """What Anthropic's clients knock at before they say anything."""
         return web.Response(body=b'{"message":"hello"}', content_type="application/json")
 
-    async def _count_tokens(self, request: web.BaseRequest) -> web.Response:
+    async def _count_tokens(self, request: web.Request) -> web.Response:
         headers = _headers(request)
         identity = await self._proxy.authorize(_MESSAGES.key(headers))
         request[_BOUND] = {"job": identity.job, "execution": identity.execution}
@@ -152,17 +131,17 @@ class ProxyApp:
         return web.Response(body=counted(num_tokens), content_type="application/json")
 
     def _call(self, api: Api) -> Handler:
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        async def handle(request: web.Request) -> web.StreamResponse:
             headers = _headers(request)
             identity = await self._proxy.authorize(api.key(headers))
             request[_BOUND] = {"job": identity.job, "execution": identity.execution}
-            with bind(**request[_BOUND]):
+            with bind(**request[_BOUND]), self._polling:
                 return await self._complete(request, api, headers, identity)
 
         return handle
 
     async def _complete(
-        self, request: web.BaseRequest, api: Api, headers: dict[str, str], identity: KeyIdentity
+        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> web.StreamResponse:
         since = asyncio.get_running_loop().time()
         waiter = Waiter(is_here=lambda: is_here(request), since=since)
@@ -177,7 +156,7 @@ class ProxyApp:
         return await self._wait(request, exchange, live, call, waiter, identity)
 
     async def _parse(
-        self, request: web.BaseRequest, api: Api, headers: dict[str, str], identity: KeyIdentity
+        self, request: web.Request, api: Api, headers: dict[str, str], identity: KeyIdentity
     ) -> Exchange:
         served = self._proxy.served(identity.job)
         rollout = served.spec.rollout
@@ -199,7 +178,7 @@ class ProxyApp:
 
     async def _wait(
         self,
-        request: web.BaseRequest,
+        request: web.Request,
         exchange: Exchange,
         live: Live,
         call: OpenCall,
@@ -239,18 +218,19 @@ class ProxyApp:
             self._proxy.calls.leave(live, call, waiter, delivered=delivered, reason=reason)
 
 
-async def _go_on(request: web.BaseRequest) -> None:
-    """Tells a client that asks first to send its body. Raises HTTPExpectationFailed."""
-    expected = request.headers.get("Expect")
-    if expected is None or request.version < HttpVersion11:
-        return
-    if expected.lower() != "100-continue":
-        raise web.HTTPExpectationFailed(text=f"Expect: {expected} is not known")
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # none of it was the answer
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The edge: whatever goes wrong, the client is told in its API's shape."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # nobody is there to be told
+    except Exception as error:  # noqa: BLE001  what is not foreseen is told, and logged whole
+        with bind(**request.get(_BOUND, {})):
+            return _error(request, fault_of(error))
 
 
-def _error(request: web.BaseRequest, fault: Fault) -> web.Response:
+def _error(request: web.Request, fault: Fault) -> web.Response:
     reply = _api_of(request).error(fault)
     response = web.Response(
         status=reply.status,
@@ -266,7 +246,7 @@ def _error(request: web.BaseRequest, fault: Fault) -> web.Response:
     return response
 
 
-def _api_of(request: web.BaseRequest) -> Api:
+def _api_of(request: web.Request) -> Api:
     """Whose client asks, also where nothing is served."""
     is_anthropic = request.path.startswith("/v1/messages/") or models.is_anthropic(request.headers)
     return APIS.get(request.path, _MESSAGES if is_anthropic else _CHAT)
@@ -292,5 +272,5 @@ def _server_log() -> logging.Logger:
     return log
 
 
-def _headers(request: web.BaseRequest) -> dict[str, str]:
+def _headers(request: web.Request) -> dict[str, str]:
     return {name.lower(): text for name, text in request.headers.items()}

@@ -14,7 +14,8 @@ from gyre.proxy.limits import Limits
 class ProxySettings(ServiceSettings):
     """proxy_listen_fd: an inherited listening socket, which outlives this process, so that a
     client's retry waits in its backlog while the proxy comes back. Without one the proxy binds
-    proxy_host:proxy_port itself. proxy_limits: GYRE_PROXY_LIMITS__<NAME>, see `Limits`."""
+    proxy_host:proxy_port itself. proxy_limits: GYRE_PROXY_LIMITS__<NAME>, see `Limits`.
+    proxy_busy_poll: keeps a processor busy while calls are open, see `polling`."""
 
     model_config = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_nested_delimiter": "__"}
@@ -24,3 +25,4 @@ class ProxySettings(ServiceSettings):
     proxy_port: Annotated[int, Field(ge=0, le=65535)] = 7410
     proxy_listen_fd: Annotated[int, Field(ge=0)] | None = None
     proxy_limits: Limits = Limits()
+    proxy_busy_poll: bool = False
