@@ -5,14 +5,27 @@
 Executions of the paper's tree_case (main agent and sub-agents, two compactions), admitted with the
 default cap of five and without one, go forward and backward through a small Megatron model on one
 core: as trees, each shared prefix once, and with the same paths as rows of their own. Tokens are
-counted in the model's embedding. Targets: the share of the tokens that sharing leaves, by the
-micro-steps' own counts, is reached to 2 % in tokens and to 10 % in the one thread's processor time,
-which is wall time less the machine's other work.
+counted in the model's embedding.
+
+Time: after one pass of each to warm up, trees and flat rows take turns, and each turn's two times
+give a ratio; the median of the ratios is reported, with the least and the most. Processor time of
+the one thread is wall time less the machine's other work, and is what has a target. What is freed
+stays with the process (`keep_memory`), so that memory costs neither of them anything.
+
+Three things cost: a token by itself, in proportion to the tokens; a pair of a token and one that it
+attends to, in proportion to the pairs, of which sharing leaves more, because what is shared lies
+first in a path and has few tokens before it (`pairs_ratio`); and a target, the same either way. The
+model is wide enough beside its paths' lengths for the first to be most of it, as in real ones.
+
+Targets: of the tokens, the share that sharing leaves by the micro-steps' own counts is reached to
+2 %; of the time, to NEAR.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
+import statistics
 import tempfile
 import time
 import warnings
@@ -25,10 +38,10 @@ import torch
 
 from gyre.core.admission import seeded
 from gyre.core.microstep import MicroStep
-from gyre.core.samples import draw_samples
 from gyre.core.tree import fold
 from gyre.testkit.benches import write_report
 from gyre.testkit.branching_calls import calls_of_contexts
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.trainer_in_process import (
     OBJECTIVE,
@@ -40,27 +53,30 @@ from gyre.testkit.training_trees import TreeShape, laid_flat, random_tree_step, 
 from gyre.testkit.tree_case import EXECUTION, TREE_CASE
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.megatron import MegatronTrainer
     from gyre.cell_agent.trainer.packing import PackedMicroStep
     from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+    from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 CAPS = {"cap_5": 5, "uncapped": 1000}
 ROW_TOKENS = 1 << 20
 VOCABULARY = 512
-NUM_ROUNDS = 2
+NUM_TURNS = {"cap_5": 7, "uncapped": 5}
+# How far above the sharing the time may lie. Pairs and targets take a third of it.
+NEAR = 0.08
+# Of glibc's malloc.h, for mallopt.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 # A trunk with many branches hanging deep below it, for what attention alone costs there.
 DEEP = TreeShape(num_edges=320, edge_tokens=300, depth_first=0.8, vocab_size=VOCABULARY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same targets as a tree and as flat rows, and the tokens of either by the micro-steps' own
-    counts."""
+    """The same targets as a tree and as flat rows. sharing: tokens of the one over those of the
+    other, by the micro-steps' own counts."""
 
     tree: PackedMicroStep
     flat: PackedMicroStep
-    num_carried: int
-    num_path_tokens: int
+    sharing: float
 
 
 def pair(bench: Bench, cap: int) -> Pair:
@@ -74,8 +90,7 @@ def pair(bench: Bench, cap: int) -> Pair:
     return Pair(
         tree=bench.packed(shared),
         flat=unshared(bench.packed(flat_rows, rows_per_unit=1)),
-        num_carried=shared.num_tokens,
-        num_path_tokens=flat_rows.num_tokens,
+        sharing=shared.num_tokens / flat_rows.num_tokens,
     )
 
 
@@ -145,34 +160,44 @@ class Bench:
         )
 
 
-def cheapest(costs: Sequence[Cost]) -> Cost:
-    """Each time at its least."""
-    return Cost(
-        wall_s=min(cost.wall_s for cost in costs),
-        processor_s=min(cost.processor_s for cost in costs),
-        num_tokens=costs[0].num_tokens,
-    )
-
-
 def measured(bench: Bench, name: str, cap: int) -> dict[str, float]:
-    """The fastest of a few rounds, in which tree and flat rows take turns."""
     both = pair(bench, cap)
-    trees: list[Cost] = []
-    flats: list[Cost] = []
-    for _ in range(NUM_ROUNDS):
-        trees.append(bench.cost(both.tree))
-        flats.append(bench.cost(both.flat))
-    tree, flat = cheapest(trees), cheapest(flats)
-    return {
-        f"{name}_flat_tokens": flat.num_tokens,
-        f"{name}_tree_tokens": tree.num_tokens,
-        f"{name}_sharing": round(both.num_carried / both.num_path_tokens, 4),
-        f"{name}_tokens_ratio": round(tree.num_tokens / flat.num_tokens, 4),
-        f"{name}_flat_wall_s": round(flat.wall_s, 3),
-        f"{name}_tree_wall_s": round(tree.wall_s, 3),
-        f"{name}_wall_ratio": round(tree.wall_s / flat.wall_s, 4),
-        f"{name}_processor_ratio": round(tree.processor_s / flat.processor_s, 4),
+    bench.cost(both.tree)
+    bench.cost(both.flat)
+    turns = [in_turn(bench, both, number) for number in range(NUM_TURNS[name])]
+    trees, flats = zip(*turns, strict=True)
+    processor = [tree.processor_s / flat.processor_s for tree, flat in turns]
+    wall = [tree.wall_s / flat.wall_s for tree, flat in turns]
+    figures = {
+        "flat_tokens": flats[0].num_tokens,
+        "tree_tokens": trees[0].num_tokens,
+        "sharing": both.sharing,
+        "tokens_ratio": trees[0].num_tokens / flats[0].num_tokens,
+        "pairs_ratio": num_pairs(both.tree) / num_pairs(both.flat),
+        "flat_processor_s": statistics.median(flat.processor_s for flat in flats),
+        "tree_processor_s": statistics.median(tree.processor_s for tree in trees),
+        "processor_ratio": statistics.median(processor),
+        "processor_ratio_least": min(processor),
+        "processor_ratio_most": max(processor),
+        "wall_ratio": statistics.median(wall),
+        "wall_ratio_least": min(wall),
+        "wall_ratio_most": max(wall),
     }
+    return {f"{name}_{figure}": round(value, 4) for figure, value in figures.items()}
+
+
+def in_turn(bench: Bench, both: Pair, number: int) -> tuple[Cost, Cost]:
+    """Tree and flat rows; which comes first alternates, so that a machine that grows slower favours
+    neither."""
+    if number % 2:
+        flat = bench.cost(both.flat)
+        return bench.cost(both.tree), flat
+    return bench.cost(both.tree), bench.cost(both.flat)
+
+
+def num_pairs(packed: PackedMicroStep) -> int:
+    """A token attends to those before it on its path and to itself."""
+    return sum(int(unit.tree.positions.sum()) + unit.tree.num_tokens for unit in packed.units)
 
 
 def deep_tree(bench: Bench) -> dict[str, float]:
@@ -186,12 +211,27 @@ def deep_tree(bench: Bench) -> dict[str, float]:
     }
 
 
+def keep_memory() -> None:
+    """glibc gives tensors above 32 MiB back to the system whenever they are freed, and faults them
+    in again, page by page. Some are larger than that in flat rows and not in trees, which would
+    flatter the trees. Elsewhere than with glibc nothing is done."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 def main() -> None:
+    keep_memory()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="megatron")
         model = make_tiny_model(
-            work, hidden_size=128, intermediate_size=512, max_position_embeddings=1 << 17
+            work,
+            hidden_size=192,
+            intermediate_size=768,
+            num_layers=1,
+            max_position_embeddings=1 << 17,
         )
         start_world()
         bench = Bench(trainer=make_trainer(model, torch.float32))
@@ -199,11 +239,11 @@ def main() -> None:
         for name, cap in CAPS.items():
             figures |= measured(bench, name, cap)
         figures |= deep_tree(bench)
-    targets = {
-        f"{name}_{kind}_ratio": round(figures[f"{name}_sharing"] * slack, 4)
-        for name in CAPS
-        for kind, slack in (("tokens", 1.02), ("processor", 1.1))
-    }
+    targets = {}
+    for name in CAPS:
+        sharing = figures[f"{name}_sharing"]
+        targets[f"{name}_tokens_ratio"] = round(sharing * 1.02, 4)
+        targets[f"{name}_processor_ratio"] = round(sharing + NEAR, 4)
     ok = all(figures[name] <= most for name, most in targets.items())
     write_report("tree_training", figures, targets, ok=ok)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gyre.core.objective import ExecutionTargets, ObjectiveSettings, sequence_ratio
-from gyre.objective import ObjectiveError, Targets, log_ratio_sums, objective_loss, ratios_of
+from gyre.objective import ObjectiveError, Targets, objective_loss
 
 NAMES = ("gspo_token", "grpo", "reinforce")
 SETTINGS = {
@@ -184,6 +184,20 @@ def tensors(
     return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], targets
 
 
+def in_parts(
+    case: Case, policy: Tensor, parts: Sequence[Sequence[Piece]]
+) -> tuple[Tensor, Targets]:
+    """All targets, each part's log-probabilities computed by itself. Every execution is named."""
+    of_parts = [tensors(case, policy, part, whole=False) for part in parts]
+    every = replace(
+        of_parts[0][1],
+        execution=torch.cat([targets.execution for _, targets in of_parts]),
+        behaviour_logprobs=torch.cat([targets.behaviour_logprobs for _, targets in of_parts]),
+        whole=True,
+    )
+    return torch.cat([logprobs for logprobs, _ in of_parts]), every
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     loss: float
@@ -208,17 +222,16 @@ def parted_run(
 ) -> Outcome:
     """Parts of executions: a pass over all for s_i, then each part by itself."""
     policy = case.policy.detach().clone().to(dtype).requires_grad_()
-    num_targets = torch.tensor([len(x.tokens) for x in case.executions])
     with torch.no_grad():
-        sums = [log_ratio_sums(*tensors(case, policy, part, whole=False)) for part in parts]
-    ratios = ratios_of(torch.stack(sums).sum(0), num_targets)
+        before = objective_loss(*in_parts(case, policy, parts), chosen)
+    ratios = torch.tensor(before.ratios, dtype=torch.float64)
     results = []
     for part in parts:
         result = objective_loss(*tensors(case, policy, part, whole=False), chosen, ratios=ratios)
         result.loss.backward()
         results.append(result)
-    assert len({(result.ratios, result.kept) for result in results}) == 1
-    assert sum(result.num_targets for result in results) == int(num_targets.sum())
+    assert {(result.ratios, result.kept) for result in results} == {(before.ratios, before.kept)}
+    assert sum(result.num_targets for result in results) == before.num_targets
     return Outcome(loss=sum(result.loss.item() for result in results), gradient=_gradient(policy))
 
 

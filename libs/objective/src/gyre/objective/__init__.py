@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyre.objective.losses import OBJECTIVES, log_ratio_sums, objective_loss, ratios_of
+from gyre.objective.losses import OBJECTIVES, objective_loss
 from gyre.objective.mismatch import mismatches
 from gyre.objective.policy import TokenPolicy, token_policy
 from gyre.objective.types import (
@@ -21,9 +21,7 @@ __all__ = [
     "Targets",
     "TokenPolicy",
     "UnknownObjective",
-    "log_ratio_sums",
     "mismatches",
     "objective_loss",
-    "ratios_of",
     "token_policy",
 ]

@@ -6,9 +6,9 @@ and the mask, a threshold on s_i, does not flip with them. Gradients return in t
 log-probabilities.
 
 s_i needs every target of its execution before the first backward. Targets that are too many for one
-forward unit come in parts: `log_ratio_sums` of a forward pass on the same weights add up over the
-parts, `ratios_of` makes s_i of them, and `objective_loss(ratios=)` of each part adds up to the
-whole's loss and gradient, because nothing but s_i and L_i is shared between targets.
+forward unit come in parts: `objective_loss` of them all, without gradient, from a forward pass on
+the same weights, gives s_i, and `objective_loss(ratios=)` of each part adds up to the whole's loss
+and gradient, because nothing but s_i and L_i is shared between targets.
 """
 
 from __future__ import annotations
@@ -100,19 +100,6 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def log_ratio_sums(logprobs: Tensor, targets: Targets) -> Tensor:
-    """Of each execution, over the targets given: sum of log pi - behaviour logprob, float64 [e],
-    without gradient. Those of an execution's parts add up. Raises ObjectiveError."""
-    _check_aligned(logprobs, targets)
-    log_ratio = logprobs.detach().double() - targets.behaviour_logprobs
-    return torch.zeros_like(targets.advantages).index_add_(0, targets.execution, log_ratio)
-
-
-def ratios_of(sums: Tensor, num_targets: Tensor) -> Tensor:
-    """s_i of eq. (5), float64 [e], from sums over all L_i targets; 1 where L_i = 0."""
-    return (sums / num_targets.clamp(min=1)).exp()
-
-
 def objective_loss(
     logprobs: Tensor,
     targets: Targets,
@@ -153,21 +140,24 @@ def objective_loss(
 
 
 def _checked_ratios(logprobs: Tensor, targets: Targets, ratios: Tensor | None) -> Tensor:
-    sums = log_ratio_sums(logprobs, targets)
+    if logprobs.shape != targets.execution.shape:
+        raise ObjectiveError(
+            f"{tuple(logprobs.shape)} logprobs, {targets.execution.numel()} targets"
+        )
     if ratios is None:
         if not targets.whole:
             raise ObjectiveError("a part of the targets needs the ratios of whole executions")
-        return ratios_of(sums, targets.num_targets)
+        return _ratios(logprobs, targets)
     if ratios.shape != targets.advantages.shape:
         raise ObjectiveError(f"{ratios.numel()} ratios, {targets.advantages.numel()} executions")
     return ratios.detach()
 
 
-def _check_aligned(logprobs: Tensor, targets: Targets) -> None:
-    if logprobs.shape != targets.execution.shape:
-        raise ObjectiveError(
-            f"{tuple(logprobs.shape)} logprobs, {targets.execution.numel()} targets"
-        )
+def _ratios(logprobs: Tensor, targets: Targets) -> Tensor:
+    """s_i of eq. (5), float64 [e], without gradient; 1 where L_i = 0."""
+    log_ratio = logprobs.detach() - targets.behaviour_logprobs
+    sums = torch.zeros_like(targets.advantages).index_add_(0, targets.execution, log_ratio)
+    return (sums / targets.num_targets.clamp(min=1)).exp()
 
 
 def _check_finite(logprobs: Tensor, ratios: Tensor, values: Tensor, loss: Tensor) -> None:
