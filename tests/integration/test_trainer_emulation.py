@@ -12,6 +12,7 @@ import pytest
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.contracts.job import ObjectiveSection, OptimizerSection
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.training import make_executions, make_micro_step
@@ -34,7 +35,8 @@ async def test_a_micro_step_takes_its_tokens_at_the_emulated_speed_and_can_be_ki
     step = make_micro_step(executions, batch="b", index=0, normalizer=4)
     path = tmp_path / "step.npz"
     path.write_bytes(encode_microstep(step))
-    trainer = TrainerProcess(cell=0, model_path=model, tokens_per_s=step.num_tokens / 1.5)
+    launch = TrainerLaunch(cell=0, model_path=model, tokens_per_s=step.num_tokens / 1.5)
+    trainer = TrainerProcess(launch)
     await trainer.start(CALL_S)
     await trainer.call("configure", CALL_S, **SECTIONS)
     await trainer.call("load_weights", CALL_S, path=model, version=0, lineage=0)

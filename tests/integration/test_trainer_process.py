@@ -20,6 +20,7 @@ from gyre.adapters.microsteps import encode_microstep, microstep_digest
 from gyre.cell_agent.engine.local.weights import checksum as engine_checksum
 from gyre.cell_agent.engine.local.weights import read_checkpoint
 from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.cell_agent.trainer.weights_io import read_weights
 from gyre.contracts.job import ObjectiveSection, OptimizerSection
 from gyre.core.microstep import MicroStep
@@ -39,7 +40,7 @@ SECTIONS: dict[str, Any] = {
 
 
 async def start(model: Path, **environment: str) -> TrainerProcess:
-    trainer = TrainerProcess(cell=0, model_path=model, environment=environment)
+    trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=model), environment=environment)
     await trainer.start(CALL_S)
     await trainer.call("configure", CALL_S, **SECTIONS)
     await trainer.call("form_world", CALL_S, epoch=0, rank=0, size=1, timeout_s=5.0)
@@ -150,7 +151,7 @@ async def test_learning_rate_zero_moves_nothing(trainer: TrainerProcess, tmp_pat
 
 
 async def test_offloaded_buffers_come_back_empty_and_usable(
-    trainer: TrainerProcess, tmp_path: Path
+    trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     await one_update(trainer, 0, tmp_path)
     await trainer.call("offload", CALL_S)
@@ -160,7 +161,7 @@ async def test_offloaded_buffers_come_back_empty_and_usable(
     finished = await one_update(trainer, 1, tmp_path)
     switched = await trainer.call("checksum", CALL_S)
 
-    await trainer.call("load_weights", CALL_S, path=trainer.model_path, version=0, lineage=0)
+    await trainer.call("load_weights", CALL_S, path=model, version=0, lineage=0)
     await one_update(trainer, 0, tmp_path)
     straight = await one_update(trainer, 1, tmp_path)
     assert straight["grad_norm"] == finished["grad_norm"]
@@ -168,7 +169,7 @@ async def test_offloaded_buffers_come_back_empty_and_usable(
 
 
 async def test_refusals_are_classified_and_the_trainer_lives(
-    trainer: TrainerProcess, tmp_path: Path
+    trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     path = stored(some_step("b0", seed=0), tmp_path)
     garbage = tmp_path / "garbage.npz"
@@ -195,7 +196,7 @@ async def test_refusals_are_classified_and_the_trainer_lives(
         ("micro_step", {"path": tmp_path / "absent"}, "bad_micro_step"),
         ("micro_step", {"path": path, "digest": "0" * 64}, "bad_micro_step"),
         ("micro_step", {"path": stored(some_step("other", seed=0), tmp_path)}, "wrong_state"),
-        ("load_weights", {"path": trainer.model_path, "version": 1, "lineage": 0}, "wrong_state"),
+        ("load_weights", {"path": model, "version": 1, "lineage": 0}, "wrong_state"),
         ("offload", {}, "wrong_state"),
         ("finish_batch", {"members": [0], "epoch": 9, "final": True}, "wrong_state"),
     ]
@@ -266,7 +267,7 @@ async def test_a_killed_trainer_fails_the_call_that_waits_for_it(model: Path) ->
 
 async def test_a_model_it_cannot_read_ends_the_start_with_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    trainer = TrainerProcess(cell=3, model_path=tmp_path, log_path=log)
+    trainer = TrainerProcess(TrainerLaunch(cell=3, model_path=tmp_path), log_path=log)
     with pytest.raises(TrainerGone):
         await trainer.start(CALL_S)
     assert await trainer.wait() == 2
@@ -295,8 +296,9 @@ _AGENT = """
 import asyncio, json, sys
 from pathlib import Path
 from gyre.cell_agent.trainer.client import TrainerProcess
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 async def main():
-    trainer = TrainerProcess(cell=0, model_path=Path(sys.argv[1]))
+    trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=Path(sys.argv[1])))
     await trainer.start()
     await trainer.call("configure", 60, **json.loads(sys.argv[2]))
     store = await asyncio.create_subprocess_exec(

@@ -60,7 +60,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_mask(
 ) -> None:
     tree = tree_of(seed, num_edges=20, edge_tokens=edge_tokens, depth_first=depth_first)
     tensors = inputs(tree, groups, dtype)
-    found = TreeAttention()(*tensors, tree)
+    found = TreeAttention()(*tensors, attention_bias=tree)
     expected = plain_attention(*tensors, tree)
     assert found.shape == expected.shape
     assert (found - expected).abs().max().item() < bound
@@ -80,7 +80,7 @@ def bytes_kept(tree: PrefixTree) -> int:
 
     tensors = inputs(tree, 2, torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        TreeAttention()(*tensors, tree)
+        TreeAttention()(*tensors, attention_bias=tree)
     return sum(storages.values())
 
 

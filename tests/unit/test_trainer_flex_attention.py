@@ -136,7 +136,7 @@ def with_gradients(
     attention: FlexTreeAttention | TreeAttention, tensors: Sequence[Tensor], tree: PrefixTree
 ) -> tuple[Tensor, ...]:
     """The output, and the gradients of query, key and value for a given one of the output."""
-    output = attention(*tensors, attention.mask(tree, tensors[0].device))
+    output = attention(*tensors, attention_bias=attention.mask(tree, tensors[0].device))
     upstream = torch.linspace(-1, 1, output.numel(), device=output.device, dtype=output.dtype)
     return (output, *torch.autograd.grad(output, tensors, upstream.view_as(output)))
 
@@ -157,7 +157,7 @@ def test_trees_of_all_sizes_share_two_compilations(monkeypatch: pytest.MonkeyPat
         with torch.no_grad():
             FlexTreeAttention()(
                 *(tensor.detach() for tensor in inputs(tree, torch.float32)),
-                FlexTreeAttention.mask(tree, CPU),
+                attention_bias=FlexTreeAttention.mask(tree, CPU),
             )
     assert len(traced) == 2
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gyre.core.microstep import MicroStep
-from gyre.core.samples import draw_samples
 from gyre.core.tree import fold
 from gyre.testkit.branching_calls import Context, Sizes, calls_of_contexts
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.trainer_in_process import (
     OBJECTIVE,
     compute,
@@ -46,7 +46,7 @@ from gyre.testkit.training_trees import (
 
 if TYPE_CHECKING:
     from gyre.cell_agent.trainer.batch_record import MicroStepReport
-    from gyre.cell_agent.trainer.megatron import MegatronTrainer
+    from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron.*")
 
@@ -234,6 +234,49 @@ def test_a_deep_tree_with_a_branch_at_every_token_is_that_of_separate_rows(
         assert_same_gradients(together.gradients, apart.gradients, 1e-10)
 
 
+def test_layers_that_are_recomputed_give_the_same_gradients(
+    trainer: MegatronTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one pass, where activations are kept until the backward, and in two."""
+    shape = TreeShape(num_edges=12, edge_tokens=9, depth_first=0.6, vocab_size=500)
+    step = random_tree_step(random.Random(3), shape, num_executions=3)
+    decoder = trainer.model.module.decoder
+    for one in (step, laid_flat(step)):
+        kept, num_kept = compute(trainer, one), counted_layers(trainer, one)
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder.config, "recompute_granularity", "full")
+            patch.setattr(decoder.config, "recompute_method", "uniform")
+            patch.setattr(decoder.config, "recompute_num_layers", 1)
+            again, num_again = compute(trainer, one), counted_layers(trainer, one)
+        # Every layer whose pass has a backward ran once more.
+        assert num_again - num_kept == len(decoder.layers) * num_units(trainer, one)
+        assert torch.equal(again.logprobs, kept.logprobs)
+        bound = BOUNDS[kept.gradients["model.embed_tokens.weight"].dtype]
+        assert_same_gradients(again.gradients, kept.gradients, bound)
+
+
+def counted_layers(trainer: MegatronTrainer, step: MicroStep) -> int:
+    """Forward passes through a layer's attention while the step's gradient is computed."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    layers = trainer.model.module.decoder.layers
+    handles = [layer.self_attention.register_forward_hook(count) for layer in layers]
+    compute(trainer, step)
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def num_units(trainer: MegatronTrainer, step: MicroStep) -> int:
+    from gyre.cell_agent.trainer.packing import pack_micro_step
+
+    return len(pack_micro_step(step, trainer.policy).units)
+
+
 def test_a_visible_gpu_is_refused_by_name(
     cell_world: None, model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +324,7 @@ def test_a_step_with_half_a_micro_step_in_the_buffers_is_not_applied(
     trainer: MegatronTrainer,
 ) -> None:
     """The first pass is sound, the second one fails in its second unit, after a backward."""
+    from gyre.cell_agent.trainer.update import finish_batch
     from gyre.cell_agent.trainer.world import Rendezvous
 
     before = trainer.weights()
@@ -290,7 +334,7 @@ def test_a_step_with_half_a_micro_step_in_the_buffers_is_not_applied(
     report = micro_step_that_is_spoiled(trainer, three_executions(1), call=5)
     assert report.record.totals.num_targets == 0
     assert any(tensor.any() for tensor in trainer.gradients().values())
-    finished = trainer.finish_batch(members=[0], epoch=1, final=False)
+    finished = finish_batch(trainer, members=[0], epoch=1, final=False)
     assert finished.update is not None
     assert "micro-step 0" in finished.update.skip_reason
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.weights().items())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.trainer.client import TrainerProcess
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 from gyre.testkit.tiny_model import make_tiny_model
@@ -53,12 +54,9 @@ class Cells:
     epoch: int = 0
 
     async def add(self, **environment: str) -> TrainerProcess:
+        launch = TrainerLaunch(cell=len(self.trainers), model_path=self.model, dtype=self.dtype)
         trainer = TrainerProcess(
-            cell=len(self.trainers),
-            model_path=self.model,
-            dtype=self.dtype,
-            environment=environment,
-            log_path=self.work / "trainers.log",
+            launch, environment=environment, log_path=self.work / "trainers.log"
         )
         self.trainers.append(trainer)
         await trainer.start(CALL_S)

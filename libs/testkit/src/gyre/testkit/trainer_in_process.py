@@ -17,7 +17,7 @@ from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.megatron import MegatronTrainer
+    from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 # Wide bounds keep most executions of a random policy in; the mask has tests of its own.
 OBJECTIVE = ObjectiveSettings(
@@ -37,8 +37,8 @@ def make_trainer(model_path: Path, dtype: torch.dtype) -> MegatronTrainer:
     """Configured, and with the directory's weights as `VERSION`."""
     from gyre.cell_agent.trainer.carriers import WeightsName
     from gyre.cell_agent.trainer.hf_config import read_policy_config
-    from gyre.cell_agent.trainer.megatron import MegatronTrainer
     from gyre.cell_agent.trainer.settings import OptimizerSettings, TrainerSettings
+    from gyre.cell_agent.trainer.trainer import MegatronTrainer
     from gyre.cell_agent.trainer.weights_io import read_weights
 
     trainer = MegatronTrainer(read_policy_config(model_path), dtype)

@@ -12,6 +12,7 @@ from gyre.cell_agent.engine.process import EngineProcess
 from gyre.cell_agent.reports import ProcessLost
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.trainer.client import TrainerProcess
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.contracts.job import EmulationSection
 from gyre.core.cell import CellState
 from gyre.core.routing import weight_version_name
@@ -82,14 +83,15 @@ class CellProcesses:
         )
 
     def _new_trainer(self, state: CellState) -> TrainerProcess:
-        return TrainerProcess(
+        launch = TrainerLaunch(
             cell=self._settings.cell,
             model_path=Path(state.required_spec.model.path),
-            log_path=self.logs_dir / f"trainer-{self._settings.cell}.log",
             threads=self._settings.trainer_threads,
             nice=self._settings.trainer_nice,
             tokens_per_s=_emulation(state).training_tokens_per_s,
         )
+        log_path = self.logs_dir / f"trainer-{self._settings.cell}.log"
+        return TrainerProcess(launch, log_path=log_path)
 
     async def forget(self, which: Which) -> None:
         """End the process if it still lives and expect nothing more of it."""

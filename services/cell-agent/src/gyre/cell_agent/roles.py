@@ -1,4 +1,4 @@
-"""The engine's side of a role change: drained, paused, given new weights, back in service.
+"""Role changes: the engine started, drained for training, given new weights, back in service.
 
 Order on the way out (law "serving never stops"): the route has moved already, so what still runs
 here is aborted with its partial output kept by the proxy; once the engine is empty it is paused, so
@@ -15,8 +15,11 @@ import time
 
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.engine.base import EngineClient, EngineError, EngineRefusedError
-from gyre.cell_agent.reports import ProcessLost
-from gyre.core.cell.state import Checkpoint
+from gyre.cell_agent.reports import Report
+from gyre.cell_agent.stepping.base import SHORT_S, DutyFamily
+from gyre.contracts.events import cells as cell_events
+from gyre.core.cell import CellState, duties
+from gyre.core.cell.state import Checkpoint, Version
 from gyre.core.routing import weight_version_name
 
 # Between two looks whether an aborted engine is empty: a decode step of a small model.
@@ -33,6 +36,76 @@ ANNOUNCE_S = 1.0
 
 class WeightsDiffer(EngineError):
     """The engine loaded a checkpoint and says another checksum than its manifest."""
+
+
+class RoleDuties(DutyFamily):
+    """The cell's role, and what changes it. Memory is the engine's or the trainer's gradients'."""
+
+    async def start_engine(self, duty: duties.StartEngine, state: CellState) -> list[Report]:
+        await self._processes.start_engine(state, duty.path, duty.version)
+        self._held.engine_version = duty.version
+        return []
+
+    def report_rollout(self, duty: duties.ReportRollout, state: CellState) -> list[Report]:
+        return [self._role(state, "rollout", duty.version, 0.0)]
+
+    async def enter_training(self, state: CellState) -> list[Report]:
+        started = time.monotonic()
+        deadline = state.required_spec.schedule.transition_deadline_s
+        await drain(
+            self._processes.live_engine.client,
+            deadline,
+            switch=state.switch,
+            num_moved=state.num_moved,
+        )
+        self._held.engine_paused = True
+        await self._trainer.call("restore", SHORT_S)
+        version = self._held.engine_version or state.published
+        return [self._role(state, "training", version, time.monotonic() - started)]
+
+    async def return_to_rollout(
+        self, duty: duties.ReturnToRollout, state: CellState
+    ) -> list[Report]:
+        started = time.monotonic()
+        await self._offload()
+        if self._processes.engine is None:
+            path = state.checkpoint.path if state.checkpoint else None
+            await self._processes.start_engine(state, path, duty.version)
+        elif self._held.engine_paused:
+            await serve_again(self._processes.live_engine.client, duty.checkpoint)
+        elif duty.checkpoint is not None:
+            await load_while_serving(self._processes.live_engine.client, duty.checkpoint)
+        self._held.engine_paused = False
+        self._held.engine_version = duty.version
+        return [self._role(state, "rollout", duty.version, time.monotonic() - started)]
+
+    async def _offload(self) -> None:
+        await self._trainer.call("drop_accumulation", SHORT_S)
+        self._drop_accumulation()
+        await self._trainer.call("offload", SHORT_S)
+
+    async def stop_job(self, state: CellState) -> list[Report]:
+        """Both processes end; the cell holds nothing and is free for another job."""
+        await self._processes.stop()
+        self._held.clear()
+        return [self._role(state, "offline", state.published, 0.0)]
+
+    def _role(
+        self, state: CellState, role: cell_events.CellRole, version: Version, seconds: float
+    ) -> Report:
+        engine, trainer = self._processes.engine, self._processes.trainer
+        lineage, number = version
+        body = cell_events.RoleChanged(
+            cell=state.cell,
+            role=role,
+            version=number,
+            lineage=lineage,
+            engine_url=engine.client.base_url if engine is not None else None,
+            duration_s=seconds,
+            engine_pid=engine.pid if engine is not None else None,
+            trainer_pid=trainer.pid if trainer is not None else None,
+        )
+        return Report(body=body)
 
 
 async def drain(
@@ -99,7 +172,3 @@ async def _load(engine: EngineClient, checkpoint: Checkpoint) -> None:
             f"checksum {found[:12]} after loading {checkpoint.path}, "
             f"its manifest says {checkpoint.checksum[:12]}"
         )
-
-
-def lost_engine(error: EngineError) -> ProcessLost:
-    return ProcessLost(process="engine", error=str(error))

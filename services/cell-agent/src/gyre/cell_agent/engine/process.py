@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from gyre.cell_agent.child_environment import child_environment
 from gyre.cell_agent.engine.base import EngineClient
 
 ENGINE_MODULE = "gyre.cell_agent.engine.local"
@@ -19,7 +19,6 @@ START_TIMEOUT_S = 180.0
 MIGRATION_KEY = "GYRE_MIGRATION_KEY"
 """Where an engine finds it; `local.options` reads it."""
 
-_SECRETS = ("GYRE_KEY_SECRET",)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,13 +71,14 @@ class EngineProcess:
         ]
         if decode_tokens_per_s is not None:
             command += ["--emulate-decode-tokens-per-s", str(decode_tokens_per_s)]
+        told = {} if migration_key is None else {MIGRATION_KEY: migration_key}
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(self._threads, migration_key),
+                env=child_environment(self._threads, told),
                 preexec_fn=_die_with_parent,
             )
         self._client = EngineClient(f"http://{self._host}:{port}")
@@ -119,15 +119,6 @@ class EngineProcess:
         if self._process is None:
             raise EngineStartError("the engine was not started")
         return self._process
-
-
-def _environment(threads: int, migration_key: str | None) -> dict[str, str]:
-    """Of the agent's own without its secrets, which an engine has no use for."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-    kept["OMP_NUM_THREADS"] = str(threads)
-    if migration_key is not None:
-        kept[MIGRATION_KEY] = migration_key
-    return kept
 
 
 def _free_port(host: str) -> int:

@@ -37,7 +37,13 @@ class TreeAttention(torch.nn.Module):
         return tree
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: PrefixTree, **_: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        attention_bias: PrefixTree,
+        **__: Any,
     ) -> Tensor:
         """query [t, 1, heads, d]; key, value [t, 1, groups, d] -> [t, 1, heads * d]."""
         groups = key.shape[2]
@@ -46,7 +52,7 @@ class TreeAttention(torch.nn.Module):
         keys, values = (tensor[:, 0].transpose(0, 1)[None] for tensor in (key, value))
         scale = self.softmax_scale or query.shape[3] ** -0.5
         output: Tensor = _TreeSoftmax.apply(  # type: ignore[no-untyped-call]
-            by_group, keys, values, attention_mask.runs, scale
+            by_group, keys, values, attention_bias.runs, scale
         )
         return output.permute(2, 1, 0, 3).flatten(1)[:, None]
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from gyre.cell_agent.child_environment import child_environment
+from gyre.cell_agent.trainer.launch import TrainerLaunch
 
 # A line of statistics names every execution of a micro-step; asyncio's default is 64 KiB.
 _MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -48,28 +49,15 @@ class TrainerProcess:
 
     def __init__(
         self,
+        launch: TrainerLaunch,
         *,
-        cell: int,
-        model_path: Path,
         log_path: Path | None = None,
-        threads: int = 1,
-        nice: int = 0,
-        dtype: str = "float32",
         environment: Mapping[str, str] | None = None,
-        tokens_per_s: float | None = None,
     ) -> None:
         """log_path: where its standard output and error go, appended; None: to this process's.
-        tokens_per_s: emulated training speed, None for the machine's own."""
-        self._command = [
-            sys.executable,
-            *("-m", "gyre.cell_agent.trainer", "--cell", str(cell)),
-            *("--model-path", str(model_path), "--threads", str(threads), "--dtype", dtype),
-            *("--nice", str(nice)),
-        ]
-        if tokens_per_s is not None:
-            self._command += ["--emulate-tokens-per-s", str(tokens_per_s)]
-        self.model_path = model_path
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})}
+        environment: what it is told beside what it inherits."""
+        self.launch = launch
+        self._environment = child_environment(launch.threads, environment or {})
         self._log_path = log_path
         self._ids = itertools.count()
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -95,8 +83,7 @@ class TrainerProcess:
             output = None if self._log_path is None else log
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    *("--control", str(theirs.fileno())),
+                    *self.launch.command(str(theirs.fileno())),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -1,8 +1,9 @@
 """The port behind which Megatron's layers attend over a prefix tree, and what stands behind it.
 
 An implementation is a module with Megatron's core-attention signature. Megatron hands its
-`attention_mask` argument through to it untouched, so the tree travels there, in the form that the
-implementation's `mask` gives it: made once for a forward pass, shared by all layers.
+`attention_bias` argument through to it untouched, so the tree travels there, in the form that the
+implementation's `mask` gives it: made once for a forward pass, shared by all layers. Not as
+`attention_mask`: where layers are recomputed, Megatron saves that one, and saves tensors only.
 
 On a CPU `attention.py`, whose kernel is for CPUs; elsewhere `flex_attention.py`, whose operator has
 no backward pass on a CPU. There is nothing to choose: each trains where the other cannot.
@@ -26,7 +27,7 @@ class CoreAttention(Protocol):
 
     @staticmethod
     def mask(tree: PrefixTree, device: torch.device) -> Any:
-        """What the module's forward takes as `attention_mask`."""
+        """What the module's forward takes as `attention_bias`."""
 
 
 def core_attention_on(device_type: str) -> CoreAttention:

@@ -44,7 +44,13 @@ class FlexTreeAttention(torch.nn.Module):
         return tree_block_mask(torch.from_numpy(tree.subtree_ends).to(device, torch.int32))
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: BlockMask, **_: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        attention_bias: BlockMask,
+        **__: Any,
     ) -> Tensor:
         """query [t, 1, heads, d]; key, value [t, 1, groups, d] -> [t, 1, heads * d]."""
         queries, keys, values = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
@@ -52,7 +58,7 @@ class FlexTreeAttention(torch.nn.Module):
             queries,
             keys,
             values,
-            block_mask=attention_mask,
+            block_mask=attention_bias,
             scale=self.softmax_scale,
             enable_gqa=True,
         )

@@ -52,8 +52,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             embedded = self.embedding(input_ids=token_ids, position_ids=positions[None])
         hidden: Tensor = self.decoder(
             hidden_states=embedded,
-            attention_mask=self._core_attention().mask(tree, angles.device),
+            attention_mask=None,
             rotary_pos_emb=angles,
+            attention_bias=self._core_attention().mask(tree, angles.device),
         )
         if not self.post_process:
             return hidden

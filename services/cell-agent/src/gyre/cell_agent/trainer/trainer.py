@@ -1,17 +1,15 @@
-"""One cell's trainer: weights, the batch under accumulation, the update.
+"""One cell's trainer: its weights, its place in the world, the batch under accumulation.
 
 Invariants:
-- weights never change while a batch is open, except by the update that closes it;
+- weights never change while a batch is open, except by the update that closes it (`update.py`);
 - a gradient buffer holds exactly the micro-steps listed in `accumulated`; if one of them was not
   finite, the batch's record says so and the update that closes the batch applies nothing;
-- only the core has an optimizer, and what it reduced over is a prefix of the world's ranks;
-- after PeerLost there is no world and no open batch: nothing half reduced can be stepped on.
+- only the core has an optimizer;
+- who leaves the world drops the accumulation: it belonged to that world's epoch.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,32 +17,27 @@ from torch import Tensor
 
 from gyre.adapters.failpoints import failpoint
 from gyre.cell_agent.trainer.batch_record import (
-    BatchRecord,
     MicroStepReport,
-    merged,
     report_empty,
     report_micro_step,
     report_non_finite,
 )
-from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
-from gyre.cell_agent.trainer.carriers import FinishedBatch, OpenBatch, WeightsName
+from gyre.cell_agent.trainer.carriers import OpenBatch, WeightsName
 from gyre.cell_agent.trainer.conversion import Weights, hf_to_megatron, megatron_to_hf
 from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
     BadModel,
-    MembersDisagree,
-    PeerLost,
     WrongState,
     WrongVersion,
 )
 from gyre.cell_agent.trainer.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model import build_model
-from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, Update, names_match
+from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, names_match
 from gyre.cell_agent.trainer.packing import pack_micro_step
 from gyre.cell_agent.trainer.passes import add_gradient
 from gyre.cell_agent.trainer.settings import TrainerSettings
 from gyre.cell_agent.trainer.statistics import Totals, target_totals
-from gyre.cell_agent.trainer.world import CORE_RANK, CellWorld, PrefixGroup, Rendezvous
+from gyre.cell_agent.trainer.world import CellWorld, Rendezvous
 from gyre.core.microstep import MicroStep
 from gyre.objective import NonFiniteLoss, ObjectiveError
 
@@ -111,6 +104,14 @@ class MegatronTrainer:
         """None on a cell that has never updated or loaded one."""
         return self._saved_optimizer if self._optimizer is None else self._optimizer.state()
 
+    def core_optimizer(self) -> CoreOptimizer:
+        """The core's, built by the first update. Raises WrongState: not configured."""
+        if self._optimizer is None:
+            settings = self.require_settings().optimizer
+            self._optimizer = CoreOptimizer(self.model, settings, self._saved_optimizer)
+            self._saved_optimizer = None
+        return self._optimizer
+
     # Membership
 
     def form_world(self, rendezvous: Rendezvous) -> None:
@@ -128,7 +129,7 @@ class MegatronTrainer:
 
     def begin_batch(self, batch: str, version: int) -> None:
         """Zeroes the gradients; what was open is dropped."""
-        self._require_settings()
+        self.require_settings()
         if self.offloaded:
             raise WrongState("the gradient buffers are offloaded: restore first")
         if self.require_held().version != version:
@@ -145,7 +146,7 @@ class MegatronTrainer:
     def micro_step(self, step: MicroStep) -> MicroStepReport:
         """Adds its gradient. One whose loss is not finite counts as done, and its report says that
         the step must not be applied. Raises BadMicroStep, WrongState: nothing was added."""
-        batch = self._require_open_batch()
+        batch = self.require_open_batch()
         if step.batch != batch.batch:
             raise WrongState(f"micro-step of batch {step.batch}, open is {batch.batch}")
         if step.index in batch.accumulated:
@@ -164,7 +165,7 @@ class MegatronTrainer:
             num_forwarded_tokens=packed.num_forwarded_tokens(),
         )
         try:
-            policy, result = add_gradient(self.model, packed, self._require_settings().objective)
+            policy, result = add_gradient(self.model, packed, self.require_settings().objective)
         except NonFiniteLoss as error:
             return report_non_finite(step, str(error), tokens)
         except ObjectiveError as error:
@@ -173,82 +174,6 @@ class MegatronTrainer:
             policy, packed.targets, result, versions=packed.versions, versioned=packed.versioned
         )
         return report_micro_step(step, sums, result, tokens)
-
-    # The update
-
-    def finish_batch(self, *, members: Sequence[int], epoch: int, final: bool) -> FinishedBatch:
-        """Sums gradients over the prefix; the core clips and steps once; unless `final`, members
-        receive the parameters. Closes the batch however it ends.
-
-        Raises PeerLost, MembersDisagree, WrongState.
-        """
-        batch, held = self._require_open_batch(), self.require_held()
-        if self.world is None or self.world.epoch != epoch:
-            raise WrongState(f"epoch {epoch} is named, this cell is in {self._epoch_in_words()}")
-        group, is_core = self.world.prefix(members), self.world.rank == CORE_RANK
-        failpoint("trainer.before_reduce")
-        try:
-            record = self._reduce(batch, held, group)
-            self.open = None
-            update = self._update(held, record) if is_core else None
-            lost = self._exchange_parameters(group, held, is_core) if not final else None
-        except PeerLost:
-            self.leave_world()
-            raise
-        except MembersDisagree:
-            self.drop_accumulation()
-            raise
-        return FinishedBatch(
-            version=held.version + 1,
-            record=record,
-            update=update,
-            lost=lost,
-        )
-
-    def _reduce(self, batch: OpenBatch, held: WeightsName, group: PrefixGroup) -> BatchRecord:
-        """A member that claimed nothing enters with zeros: begin_batch left its buffers so."""
-        if not group.agrees([held.version, held.lineage, zlib.crc32(batch.batch.encode())]):
-            raise MembersDisagree(
-                f"not all members hold version {held.version} of lineage {held.lineage} "
-                f"in batch {batch.batch}"
-            )
-        record = merged(group.gather(batch.record.to_bytes()))
-        group.sum_(buffer.grad_data for buffer in self.model.buffers)
-        return record
-
-    def _update(self, held: WeightsName, record: BatchRecord) -> Update:
-        refusal = record.refusal(self._require_settings().max_mismatch)
-        update = self._core_optimizer().update(refusal)
-        self.held = WeightsName(version=held.version + 1, lineage=held.lineage)
-        return update
-
-    def _exchange_parameters(
-        self, group: PrefixGroup, held: WeightsName, is_core: bool
-    ) -> str | None:
-        """On the core a peer's death is no failure of the step: it returns the reason."""
-        failpoint("trainer.before_broadcast")
-        try:
-            if not is_core:
-                # Half received they are no version at all; a death below leaves it at that.
-                self.held = None
-            for flat, parameters in flat_buckets(self.parameters.values()):
-                group.broadcast_([flat])
-                if not is_core:
-                    scatter(flat, parameters)
-            self.held = WeightsName(version=held.version + 1, lineage=held.lineage)
-            return None
-        except PeerLost as error:
-            if not is_core:
-                raise
-            self.leave_world()
-            return str(error)
-
-    def _core_optimizer(self) -> CoreOptimizer:
-        if self._optimizer is None:
-            settings = self._require_settings().optimizer
-            self._optimizer = CoreOptimizer(self.model, settings, self._saved_optimizer)
-            self._saved_optimizer = None
-        return self._optimizer
 
     # Role changes
 
@@ -270,12 +195,12 @@ class MegatronTrainer:
 
     # Guards
 
-    def _require_settings(self) -> TrainerSettings:
+    def require_settings(self) -> TrainerSettings:
         if self.settings is None:
             raise WrongState("no settings: configure first")
         return self.settings
 
-    def _require_open_batch(self) -> OpenBatch:
+    def require_open_batch(self) -> OpenBatch:
         if self.open is None:
             raise WrongState("no batch is open: begin_batch first")
         return self.open
@@ -283,9 +208,6 @@ class MegatronTrainer:
     def _require_no_open_batch(self) -> None:
         if self.open is not None:
             raise WrongState(f"batch {self.open.batch} is open: weights are frozen")
-
-    def _epoch_in_words(self) -> str:
-        return "no world" if self.world is None else f"epoch {self.world.epoch}"
 
     def status(self) -> dict[str, Any]:
         return {

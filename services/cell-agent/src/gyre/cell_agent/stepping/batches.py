@@ -1,0 +1,143 @@
+"""A batch on this cell: joined, its micro-steps claimed and trained, finished."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gyre.adapters.blobs import DirectoryBlobStore
+from gyre.adapters.failpoints import failpoint
+from gyre.adapters.logging import get_logger
+from gyre.cell_agent.processes import CellProcesses
+from gyre.cell_agent.reports import Report
+from gyre.cell_agent.settings import CellAgentSettings
+from gyre.cell_agent.step_records import step_record
+from gyre.cell_agent.stepping.base import LONG_S, SHORT_S, WORLD_S, DutyFamily
+from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.contracts import subjects
+from gyre.contracts.events import cells as cell_events
+from gyre.core.cell import CellState, Holdings, duties
+
+
+class BatchDuties(DutyFamily):
+    def __init__(
+        self, settings: CellAgentSettings, processes: CellProcesses, held: Holdings
+    ) -> None:
+        super().__init__(settings, processes, held)
+        self._blobs = DirectoryBlobStore(settings.blobs_dir)
+        self._batch_started = time.monotonic()
+
+    async def join_batch(self, duty: duties.JoinBatch, state: CellState) -> list[Report]:
+        lineage, version = duty.batch.version
+        await self._trainer.call("restore", SHORT_S)
+        if duty.pull is not None:
+            await self._trainer.call("drop_accumulation", SHORT_S)
+            try:
+                await self._trainer.call(
+                    "pull_weights",
+                    SHORT_S,
+                    host=duty.pull.host,
+                    port=duty.pull.port,
+                    version=version,
+                    lineage=lineage,
+                )
+            except TrainerRefused as refused:
+                if refused.kind != "weights_unavailable":
+                    raise
+                if state.cell in duty.batch.joined:
+                    # The others count on us: better a dead trainer, which the log tells them of.
+                    raise
+                # The step closed without us, or the core is gone: the log will say which.
+                self._held.missed = duty.batch.batch
+                return []
+        await self._trainer.call("begin_batch", SHORT_S, batch=duty.batch.batch, version=version)
+        self._held.trainer_version = duty.batch.version
+        self._held.accumulating = duty.batch.batch
+        self._held.trained = set()
+        self._batch_started = time.monotonic()
+        body = cell_events.BatchJoined(
+            cell=state.cell, batch=duty.batch.batch, version=version, lineage=lineage
+        )
+        return [Report(body=body)]
+
+    def claim(self, duty: duties.ClaimMicroStep, state: CellState) -> list[Report]:
+        body = cell_events.MicroStepClaimed(
+            batch=duty.batch.batch, index=duty.index, cell=state.cell, epoch=duty.epoch
+        )
+        subject = subjects.batch_claims(state.job or "", duty.batch.batch)
+        return [Report(body=body, subject=subject, expected=duty.batch.claims_sequence)]
+
+    async def train(self, duty: duties.TrainMicroStep, state: CellState) -> list[Report]:
+        failpoint("cell_agent.after_claim")
+        await self._trainer.call(
+            "micro_step", LONG_S, path=self._blobs.path(duty.digest), digest=duty.digest
+        )
+        self._held.trained.add(duty.index)
+        return []
+
+    async def finish(self, duty: duties.FinishBatch, state: CellState) -> list[Report]:
+        batch = duty.batch
+        ranks = [state.world.index(member) for member in duty.members]
+        try:
+            answer = await self._trainer.call(
+                "finish_batch",
+                WORLD_S + LONG_S,
+                members=ranks,
+                epoch=batch.member_epoch,
+                final=batch.final,
+            )
+        except TrainerRefused as refused:
+            if refused.kind != "peer_lost":
+                raise
+            self._leave_world(batch.member_epoch)
+            if not state.is_core and not batch.final:
+                # The broadcast may have come half way: these weights have no name any more.
+                self._held.trainer_version = (0, 0)
+            return []
+        self._drop_accumulation()
+        self._held.finished = (batch.batch, batch.member_epoch)
+        lineage, _ = batch.version
+        held = answer["weights_version"]
+        self._held.trainer_version = (lineage, held) if held is not None else (0, 0)
+        if not state.is_core:
+            return []
+        if answer["broadcast_lost"]:
+            self._leave_world(batch.member_epoch)
+        return [self._step_completed(duty, state, answer)]
+
+    def _step_completed(
+        self, duty: duties.FinishBatch, state: CellState, answer: dict[str, Any]
+    ) -> Report:
+        batch = duty.batch
+        lineage, _ = batch.version
+        owners = tuple(
+            cell_events.MicroStepOwner(index=index, cell=cell, epoch=epoch)
+            for index, (cell, epoch) in sorted(batch.owners.items())
+        )
+        statistics = cell_events.StepStatistics(
+            **answer["statistics"],
+            grad_norm=answer["grad_norm"],
+            lr=answer["lr"],
+            seconds=time.monotonic() - self._batch_started,
+        )
+        body = cell_events.StepCompleted(
+            batch=batch.batch,
+            step=batch.step,
+            version=answer["version"],
+            lineage=lineage,
+            epoch=batch.member_epoch,
+            members=duty.members,
+            micro_steps=owners,
+            statistics=statistics,
+            skipped=answer["skipped"],
+            skip_reason=answer["skip_reason"],
+            record=self._blobs.put(step_record(batch, answer)),
+        )
+        if body.skipped:
+            get_logger().warning("step_skipped", batch=batch.batch, reason=body.skip_reason)
+        return Report(body=body)
+
+    def _leave_world(self, epoch: int) -> None:
+        self._drop_accumulation()
+        self._held.world_epoch = 0
+        self._held.broken_epoch = epoch
