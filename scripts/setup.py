@@ -9,8 +9,9 @@ and of the Python that made it, so that a second clone does not pay again:
     <cache>/env-<fingerprint>            what the project imports (requirements/third-party.txt)
     <cache>/harness-llm-<fingerprint>    the quickstart's agent program, alone
                                          (others on demand: scripts/harness.py, scripts/sglang.py)
+    <cache>/rdma-<fingerprint>           what Mooncake is linked to, where the system lacks it
     .venv                                this checkout's packages, on top of the first one
-    .venv/gyre-env.json                  where the harness environments are
+    .venv/gyre-env.json                  where those are that .venv does not reach by itself
 
 The cache is $GYRE_CACHE, else /var/cache/gyre for root and ~/.cache/gyre for anybody else. An
 environment counts once its `.complete` file is written; an unfinished one is made anew. Needs
@@ -32,6 +33,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from verbs import VerbsError, verbs_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -60,7 +63,8 @@ def main() -> int:
             constraints=REQUIREMENTS / "constraints.txt",
         )
         llm = cached_environment(cache, "harness-llm", [REQUIREMENTS / "harness-llm.txt"])
-        checkout_environment(shared, {"harness_llm_python": str(llm / "bin" / "python")})
+        known = {"harness_llm_python": str(llm / "bin" / "python")}
+        checkout_environment(shared, known | rdma_libraries(cache))
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -121,7 +125,18 @@ def cached_environment(
     return directory
 
 
-def checkout_environment(shared: Path, harnesses: dict[str, str]) -> None:
+def rdma_libraries(cache: Path) -> dict[str, str]:
+    """Where the libraries are that Mooncake is linked to; nothing where the system has its own, and
+    nothing but a line on the terminal where they are not to be had: only Mooncake needs them."""
+    try:
+        directory = verbs_directory(cache)
+    except VerbsError as error:
+        say(f"mooncake: {error}")
+        return {}
+    return {} if directory is None else {"rdma_libraries": str(directory)}
+
+
+def checkout_environment(shared: Path, found: dict[str, str]) -> None:
     """`.venv`: the shared packages through a path file, the project's own as editable installs."""
     projects = sorted(ROOT.glob("libs/*/pyproject.toml")) + sorted(
         ROOT.glob("services/*/pyproject.toml")
@@ -146,7 +161,7 @@ def checkout_environment(shared: Path, harnesses: dict[str, str]) -> None:
             command += ["-r", str(REQUIREMENTS / "dev.txt")]
             run_pip(command, VENV / "install.log")
             marker.write_text(wanted)
-        environments.write_text(json.dumps(known | harnesses, indent=1) + "\n")
+        environments.write_text(json.dumps(known | found, indent=1) + "\n")
 
 
 def remember(environments: Path, key: str, path: Path) -> None:

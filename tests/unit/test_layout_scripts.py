@@ -19,7 +19,8 @@ CONTAINED = ROOT / "scripts" / "contained.py"
 
 
 @pytest.fixture
-def setup_script() -> ModuleType:
+def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return load_module(ROOT / "scripts" / "setup.py", "gyre_setup")
 
 

@@ -82,7 +82,7 @@ def test_what_is_installed_for_sglang_is_pinned(name: str) -> None:
 def test_an_installation_without_a_checkouts_environment_is_one_line(tmp_path: Path) -> None:
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    for name in ("setup.py", "sglang.py"):
+    for name in ("setup.py", "verbs.py", "sglang.py"):
         (scripts / name).write_bytes((ROOT / "scripts" / name).read_bytes())
     command = [sys.executable, str(scripts / "sglang.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
