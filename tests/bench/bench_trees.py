@@ -35,10 +35,10 @@ from gyre.contracts.events.calls import CallRecorded
 from gyre.core.matching import SentTurn
 from gyre.core.messages import Message
 from gyre.core.records import fold_record
-from gyre.core.samples import draw_samples
 from gyre.core.tree import Tree
 from gyre.core.tree_counts import tree_counts
 from gyre.testkit.benches import write_report
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.matched_calls import MatchedCalls
 from gyre.testkit.toy_encoder import GENERATION, ToyEncoder
 

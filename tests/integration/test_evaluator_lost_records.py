@@ -106,7 +106,7 @@ async def test_the_evaluator_excludes_one_whose_record_is_no_event(tmp_path: Pat
     await world.say(subject, CallsSealed(execution="e0", num_calls=1, last_seq=sequence))
     lost, sound = await scores_of(world)
     assert isinstance(lost, ExecutionExcluded)
-    assert f"a record of its calls is lost: event {sequence} on {subject}" in lost.reason
+    assert f"a record of its calls is lost: GYRE_CALLS event {sequence} on {subject}" in lost.reason
     assert isinstance(sound, Evaluated)
 
 
@@ -128,7 +128,7 @@ async def test_the_evaluator_excludes_one_whose_seal_is_no_event(
     else:
         lost, sound = await scores_of(world, meanwhile=end)
     assert isinstance(lost, ExecutionExcluded)
-    assert lost.reason.startswith("a record of its calls is lost: event ")
+    assert lost.reason.startswith("a record of its calls is lost: GYRE_CALLS event ")
     assert isinstance(sound, Evaluated)
 
 
@@ -149,6 +149,33 @@ async def test_a_damaged_record_of_a_running_execution_waits_for_its_end(tmp_pat
 
 async def _scored(world: ExecutionWorld, execution: str) -> bool:
     return bool(await world.scores(execution))
+
+
+@pytest.mark.parametrize("subject", ["facts.j1.exec.e0.run", "facts.j1.exec.e0.score"])
+@pytest.mark.parametrize("is_caught_up", [False, True])
+async def test_an_execution_that_has_lost_a_fact_is_not_scored_and_every_other_is(
+    is_caught_up: bool, subject: str, tmp_path: Path
+) -> None:
+    world = ExecutionWorld(tmp_path, MemoryEventLog())
+    await two_executions(world)
+
+    async def end() -> None:
+        await world.log.append(subject, b"{}", event_id="garbage", expected=None)
+        for execution in ("e0", "e1"):
+            await world.end(execution, "completed")
+
+    if is_caught_up:
+        await end()
+    ready = asyncio.Event()
+    running = asyncio.create_task(evaluator_of(world).run(ready.set))
+    await ready.wait()
+    if not is_caught_up:
+        await end()
+    await until(lambda: _scored(world, "e1"), 20)
+    running.cancel()
+    [result] = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(result, asyncio.CancelledError), result
+    assert not any(isinstance(body, Evaluated) for body in await world.scores("e0"))
 
 
 @pytest.mark.parametrize("is_caught_up", [False, True])

@@ -133,15 +133,15 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     # These three are done to the log and to the blob store.
     "bytes are no event": (
         lambda c, seal: [*c, seal],
-        r"event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
+        r"GYRE_CALLS event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
     ),
     "the seal is no event": (
         lambda c, seal: [*c],
-        r"event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
+        r"GYRE_CALLS event \d+ on calls\.job\.exec\..*: event cannot be read: .*",
     ),
     "a body is lost": (
         lambda c, seal: [*c[:2], long(c[2], seal.execution), seal],
-        r"event \d+ on calls\.job\.exec\..*, call_recorded .*: .* no blob .*",
+        r"GYRE_CALLS event \d+ on calls\.job\.exec\..*, call_recorded .*: .* no blob .*",
     ),
 }
 B = len(FAULTS)

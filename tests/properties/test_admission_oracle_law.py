@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered
 from gyre.core.admission import seeded
-from gyre.core.samples import draw_samples
 from gyre.core.tree import fold
 from gyre.testkit.admission_oracle import expected_of
 from gyre.testkit.carried_tokens import assert_carried, blocks_of
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.trajectory_world import Caller
 
 ROLES = ("main", "main", "main-summary", "sub-agent", "sub-agent-summary", "other")

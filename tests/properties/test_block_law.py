@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gyre.core.blocks import BlockPlan, plan_trees
 from gyre.core.microstep import NO_EDGE, ExecutionInfo, MicroStep, Row, TreeBlock
-from gyre.core.samples import ExecutionSamples, choose, draw_samples
+from gyre.core.samples import ExecutionSamples, choose
 from gyre.core.tree import Tree, fold
 from gyre.testkit.block_trees import ReadTarget, path_tokens, read_targets
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.trajectory_world import Caller
 from gyre.testkit.tree_paths import path_of, path_to
 

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered, RequestRole, Segment
-from gyre.core.samples import Choice, choose, draw_samples
+from gyre.core.samples import Choice, choose
 from gyre.core.tree import Tree, fold
 from gyre.core.tree_nodes import node_id, sampled_node_id, token_array
+from gyre.testkit.draws import draw_samples
 
 # Tokens on the longest path of the first window: S U m1 T m2 T m3.
 WINDOW_TOKENS = 1 + 1 + 2 + 1 + 2 + 1 + 2

@@ -8,8 +8,9 @@ import pytest
 
 from gyre.contracts.events.calls import CallRecorded, CallUndelivered
 from gyre.core.microstep import NO_EDGE
-from gyre.core.samples import ExecutionSamples, SampleError, draw_samples
+from gyre.core.samples import ExecutionSamples, SampleError
 from gyre.core.tree import Tree, fold
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.trajectory_world import Caller, calls_of
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from gyre.contracts.events.calls import CallRecorded
 from gyre.core.causes import Cause, causes
-from gyre.core.samples import draw_samples
 from gyre.core.tree import Tree, fold
 from gyre.core.tree_counts import tree_counts
 from gyre.core.tree_nodes import GENERATION, Node
 from gyre.testkit import tree_case as paper
 from gyre.testkit.branching_calls import calls_of_contexts
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.tree_paths import target_leaves
 
 EVENTS = calls_of_contexts(paper.EXECUTION, paper.TREE_CASE)

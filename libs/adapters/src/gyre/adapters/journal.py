@@ -6,6 +6,10 @@ what came of it. Ids derive from the cause, so doing it twice appends it once.
 A body that is too large for one event lies in the blob store, which all that write or read one log
 share. It is stored and synced before the event that refers to it is appended, so an event's body is
 there for whoever sees the event; a writer that dies in between leaves a blob that nothing names.
+
+A fact that is lost is never passed over: in its place every reader is given a `FactLost`, made of
+nothing but the event's place in the log, so that all of them fold the same, live and restarted. A
+call that is lost is raised, or told of, by whoever reads it: the calls of others stay readable.
 """
 
 from __future__ import annotations
@@ -24,8 +28,11 @@ from gyre.adapters.eventlog.base import (
     EventTooLarge,
     Recorded,
     Stream,
+    stream_of,
 )
 from gyre.adapters.failpoints import failpoint
+from gyre.adapters.logging import get_logger
+from gyre.contracts import subjects
 from gyre.contracts.bodies import BodyReference, body_of, without_body
 from gyre.contracts.codec import (
     BodyElsewhere,
@@ -38,6 +45,7 @@ from gyre.contracts.codec import (
     type_of,
 )
 from gyre.contracts.envelope import Body, Envelope, event_id
+from gyre.contracts.events.lost import FactLost
 
 # A call of a million new tokens and 128 k sampled ones has 11 MB. Whoever reads an event holds it
 # whole, several times over.
@@ -67,7 +75,8 @@ class BodyLost(EventLost):
 
 
 class EventDamaged(EventLost):
-    """Its bytes in the log are no event; one of a later release is not meant (NewerEvent)."""
+    """Its bytes in the log are no event, or one of another subject; one of a later release is not
+    meant (NewerEvent)."""
 
 
 class BodyUnread(EventLogError):
@@ -103,7 +112,8 @@ class Fact:
 
 
 class Journal:
-    """Events in, events out. Mutates nothing but the log and the blob store.
+    """Events in, events out. Mutates nothing but the log and the blob store; remembers which lost
+    facts it has logged.
 
     blobs: where bodies lie that one event does not hold; without it such an append is refused and
     such an event cannot be read.
@@ -113,6 +123,7 @@ class Journal:
         self._log = log
         self._clock = clock
         self._blobs = blobs
+        self._logged: set[int] = set()
 
     async def append(
         self,
@@ -160,8 +171,9 @@ class Journal:
         *,
         lost: Told | None = None,
     ) -> AsyncIterator[Fact]:
-        """What lies in the log now, in order. lost: told of each event that is lost, and none of
-        these is given; without it EventLost is raised. Raises BodyUnread, NewerEvent."""
+        """What lies in the log now, in order. A lost fact is given as `FactLost`. lost: told of
+        each call that is lost, and none of these is given; without it EventLost is raised. Raises
+        BodyUnread, NewerEvent."""
         events = self._log.read(stream, subjects=subjects, after=after, until=until)
         return self._facts(events, lost)
 
@@ -197,19 +209,44 @@ class Journal:
                 try:
                     envelope = await self._envelope(recorded)
                 except EventLost as error:
-                    if lost is None:
+                    if stream_of(recorded.subject) is Stream.FACTS:
+                        envelope = self._in_its_place(recorded, error)
+                    elif lost is not None:
+                        lost(error)
+                        continue
+                    else:
                         raise
-                    lost(error)
-                    continue
                 yield Fact(sequence=recorded.sequence, envelope=envelope)
+
+    def _in_its_place(self, recorded: Recorded, error: EventLost) -> Envelope:
+        """Its id and its time are those that the log has of the event itself."""
+        if isinstance(error, BodyLost) and self._blobs is None:
+            raise error  # another reader has it
+        job, execution = subjects.owner_of(recorded.subject)
+        if recorded.sequence not in self._logged:
+            self._logged.add(recorded.sequence)
+            get_logger().error("fact_lost", job=job, execution=execution, error=str(error))
+        body = FactLost(execution=execution, error=str(error))
+        return make_envelope(
+            body,
+            identity=recorded.event_id,
+            job=job,
+            aggregate=recorded.subject,
+            time=recorded.time,
+            causation="",
+        )
 
     async def _envelope(self, recorded: Recorded) -> Envelope:
         try:
-            return await self._decoded(recorded)
-        except NewerEvent:
-            raise
+            envelope = await self._decoded(recorded)
+        except NewerEvent as error:
+            raise newer(recorded, error) from error
         except UndecodableEvent as error:
             raise damaged(recorded, error) from error
+        if envelope.aggregate != recorded.subject:
+            why = f"{_place(recorded)}: it is an event of {envelope.aggregate}"
+            raise EventDamaged(why, subject=recorded.subject)
+        return envelope
 
     async def _decoded(self, recorded: Recorded) -> Envelope:
         try:
@@ -219,7 +256,7 @@ class Journal:
             return decode_with_body(recorded.data, elsewhere.reference, body)
 
     async def _fetch(self, recorded: Recorded, elsewhere: BodyElsewhere) -> bytes:
-        place = f"event {recorded.sequence} on {recorded.subject}, {elsewhere}"
+        place = f"{_place(recorded)}, {elsewhere}"
         digest = elsewhere.reference.digest
         if self._blobs is None:
             why = f"{place}: this process reads without a blob store"
@@ -235,8 +272,17 @@ class Journal:
 
 def damaged(recorded: Recorded, error: UndecodableEvent) -> EventDamaged:
     """What is said of an event that `error` was met in."""
-    place = f"event {recorded.sequence} on {recorded.subject}"
-    return EventDamaged(f"{place}: {_in_a_line(error)}", subject=recorded.subject)
+    return EventDamaged(f"{_place(recorded)}: {_in_a_line(error)}", subject=recorded.subject)
+
+
+def newer(recorded: Recorded, error: NewerEvent) -> NewerEvent:
+    """The same, with the event's place."""
+    return NewerEvent(f"{_place(recorded)}: {error}")
+
+
+def _place(recorded: Recorded) -> str:
+    stream = stream_of(recorded.subject)
+    return f"{stream.value} event {recorded.sequence} on {recorded.subject}"
 
 
 def _type_of(data: bytes) -> str:

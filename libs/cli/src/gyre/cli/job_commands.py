@@ -66,6 +66,7 @@ def list_jobs(home: Home = DEFAULT_HOME) -> None:
 
 def _standing(view: JobView) -> str:
     marks = [name for name, on in (("paused", view.paused), ("draining", view.draining)) if on]
+    marks += [f"{view.num_lost_facts} facts lost"] if view.num_lost_facts else []
     if not marks or view.status != "running":
         return view.status
     return f"{view.status}, {' and '.join(marks)}"

@@ -1,5 +1,5 @@
 """The report's section on delivery: what of the admitted targets was trained, what sharing saved,
-and whose records were damaged."""
+whose records were damaged, and which facts cannot be read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ TITLE = "Delivery: targets that admission chose, and tokens computed for them"
 # the other. forwarded: through the model. saved: of the flat ones, those that sharing spared.
 COLUMNS = ("step", "targets", "delivered", "too long", "flat", "forwarded", "saved")
 QUARANTINE = "Executions in quarantine"
+LOST = "Facts that cannot be read"
 
 
 def delivery_table(deliveries: Deliveries) -> Table:
@@ -40,8 +41,18 @@ def quarantine_table(deliveries: Deliveries) -> Table:
     return table
 
 
+def lost_table(deliveries: Deliveries) -> Table:
+    """Whom each harms, and what is wrong with it."""
+    table = text_table(LOST, ())
+    table.add_column("of", no_wrap=True)
+    table.add_column("what is wrong", overflow="fold")
+    for owner, error in _lost(deliveries):
+        table.add_row(owner, Text(error))
+    return table
+
+
 def delivery_html(deliveries: Deliveries) -> str:
-    """Both; empty where there is nothing to tell."""
+    """All of them; empty where there is nothing to tell."""
     found = ""
     if deliveries.steps:
         rows = list(_rows(deliveries))
@@ -50,6 +61,8 @@ def delivery_html(deliveries: Deliveries) -> str:
         found += html_table(TITLE, COLUMNS, rows)
     if deliveries.quarantined:
         found += html_table(QUARANTINE, ("execution", "records"), _quarantined(deliveries))
+    if deliveries.lost_facts:
+        found += html_table(LOST, ("of", "what is wrong"), _lost(deliveries))
     return found
 
 
@@ -79,5 +92,13 @@ def _quarantined(deliveries: Deliveries) -> Iterator[tuple[str, str]]:
     for one in deliveries.quarantined[:MAX_ROWS]:
         yield one.execution, one.error
     left = len(deliveries.quarantined) - MAX_ROWS
+    if left > 0:
+        yield f"{left} more", "report.json has them all"
+
+
+def _lost(deliveries: Deliveries) -> Iterator[tuple[str, str]]:
+    for one in deliveries.lost_facts[:MAX_ROWS]:
+        yield one.execution or "the job, which ends there", one.error
+    left = len(deliveries.lost_facts) - MAX_ROWS
     if left > 0:
         yield f"{left} more", "report.json has them all"

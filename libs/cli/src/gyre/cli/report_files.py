@@ -18,7 +18,8 @@ from gyre.core.report import RunReport, Score
 
 # Keys of the summary that have a section of their own in the page.
 SECTIONS = (
-    *("delivery_by_step", "quarantined", "objective_by_step", "mismatch_by_version"),
+    *("delivery_by_step", "quarantined", "lost_facts"),
+    *("objective_by_step", "mismatch_by_version"),
     *("ratio_edges", "ratio_counts", "token_ratio_counts"),
 )
 _STYLE = (

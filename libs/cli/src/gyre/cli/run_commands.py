@@ -19,7 +19,7 @@ from gyre.cli.errors import CommandError
 from gyre.cli.forks_command import alarm_lines
 from gyre.cli.instants import Cut, parse_instant
 from gyre.cli.options import DEFAULT_HOME, Home
-from gyre.cli.report_delivery import delivery_table, quarantine_table
+from gyre.cli.report_delivery import delivery_table, lost_table, quarantine_table
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
 from gyre.cli.report_objective import objective_table, write_executions
 from gyre.cli.report_switches import switches_table
@@ -142,6 +142,8 @@ def report(
         console.print(delivery_table(folded.deliveries))
     if folded.deliveries.quarantined:
         console.print(quarantine_table(folded.deliveries))
+    if folded.deliveries.lost_facts:
+        console.print(lost_table(folded.deliveries))
     if folded.objective.steps:
         console.print(objective_table(folded.objective))
     if folded.switches.rows:

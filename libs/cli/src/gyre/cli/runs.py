@@ -163,6 +163,10 @@ async def fold_report(run: Run) -> RunReport:
     report = RunReport(run.job)
     async for fact in run.facts():
         report.fold_fact(fact.sequence, fact.envelope)
+    if report.state.spec is None and report.deliveries.lost_facts:
+        raise CommandError(
+            f"job {run.job!r} cannot be told of: {report.deliveries.lost_facts[0].error}"
+        )
     if report.state.spec is None:
         raise CommandError(f"no job {run.job!r} in the log; `gyre job ls` lists the jobs")
     async for fact in run.calls():

@@ -18,7 +18,8 @@ class CellView(_View):
 class JobView(_View):
     """Counts are executions unless the name says groups or steps. sequence: last fact folded.
     paused: nothing new begins. draining: the job ends after the burst it is in.
-    waiting_for: what a starving burst waits for, in words; None when none starves."""
+    waiting_for: what a starving burst waits for, in words; None when none starves.
+    num_lost_facts: facts of the job that lie in the log and cannot be read."""
 
     id: str
     name: str
@@ -43,6 +44,7 @@ class JobView(_View):
     mean_staleness: float | None
     waiting_for: str | None = None
     cells: list[CellView]
+    num_lost_facts: int = 0
     sequence: int
 
 

@@ -21,6 +21,12 @@ import re
 CLUSTER = "cluster"
 EVERY_HEARTBEAT = "alive.cell.*"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+# The table's facts and calls.
+_KEPT = re.compile(
+    rf"(facts|calls)\.(?P<job>{_ID.pattern})\."
+    rf"(sched|group\.{_ID.pattern}|batch\.{_ID.pattern}\.(stream|claims)|cell\.\d+"
+    rf"|exec\.(?P<execution>{_ID.pattern})(\.run|\.score)?)"
+)
 
 
 class InvalidId(ValueError):
@@ -57,6 +63,13 @@ def batch_stream(job: str, batch: str) -> str:
 def takes_decisions(subject: str) -> bool:
     """The scheduler appends to it: a job's own subject, and a batch's claims when it is fenced."""
     return subject.endswith((".sched", ".claims"))
+
+
+def owner_of(subject: str) -> tuple[str, str | None]:
+    """(job, execution) that a fact's or a call's subject names, the latter only where it is an
+    execution's own. A subject that is not in the table is no job's: the cluster's."""
+    found = _KEPT.fullmatch(subject)
+    return (CLUSTER, None) if found is None else (found["job"], found["execution"])
 
 
 def batch_claims(job: str, batch: str) -> str:

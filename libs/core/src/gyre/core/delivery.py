@@ -4,7 +4,8 @@ from the facts alone: `stream_closed` says what was chosen, `step_completed` wha
 All targets that admission chose have to be trained: the delivered share of a step is 1, or targets
 were lost between the tree and the gradient, which alarms. A step whose update was not applied has
 no share and is in no sum; it alarms with its reason (`gyre.core.objective_report`). An execution in
-quarantine has no targets to choose; it is told with its reason.
+quarantine has no targets to choose; it is told with its reason. So is each fact of the job that
+cannot be read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.cells import StepCompleted
 from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
+from gyre.contracts.events.lost import FactLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +60,12 @@ class StepDelivery:
 
 @dataclass(slots=True)
 class Deliveries:
-    """Mutated by `fold`, `complete` and `restore` alone. quarantined: in the order of the log."""
+    """Mutated by `fold`, `complete` and `restore` alone. quarantined, lost_facts: in the order of
+    the log."""
 
     steps: list[StepDelivery] = field(default_factory=list)
     quarantined: list[ExecutionQuarantined] = field(default_factory=list)
+    lost_facts: list[FactLost] = field(default_factory=list)
     _closed: dict[str, StreamClosed] = field(default_factory=dict)
 
     def fold(self, body: Body) -> None:
@@ -70,6 +74,8 @@ class Deliveries:
                 self._closed[body.batch] = body
             case ExecutionQuarantined():
                 self.quarantined.append(body)
+            case FactLost():
+                self.lost_facts.append(body)
             case _:
                 pass
 
@@ -117,7 +123,8 @@ class Deliveries:
         )
 
     def alarms(self) -> tuple[str, ...]:
-        """One line a step that was not delivered whole, one for all that is in quarantine."""
+        """One line a step that was not delivered whole, one for all that is in quarantine, one for
+        all facts that are lost."""
         lines = [
             f"step {step.step}: {step.num_delivered} of the {step.num_chosen} targets that "
             f"admission chose were trained ({step.delivered_share:.2%}, must be 100 %)"
@@ -130,6 +137,9 @@ class Deliveries:
                 f"{len(self.quarantined)} executions are in quarantine, their records cannot be "
                 f"trained; the first, {first.execution}: {first.error}"
             )
+        if self.lost_facts:
+            num, lost = len(self.lost_facts), self.lost_facts[0]
+            lines.append(f"{num} facts of the job cannot be read; the first, {lost.error}")
         return tuple(lines)
 
     def summary(self) -> dict[str, Any]:
@@ -141,6 +151,7 @@ class Deliveries:
             "tokens_saved": total.num_saved_tokens if total else None,
             "delivery_by_step": [_as_json(step) for step in self.steps],
             "quarantined": [one.model_dump() for one in self.quarantined],
+            "lost_facts": [one.model_dump() for one in self.lost_facts],
         }
 
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gyre.contracts.events.calls import RequestRole
-from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit
+from gyre.contracts.job import JobSpec
+from gyre.core.admission import CLASS_ORDER, Admitted, Candidates, Leaf, admit, seeded
 from gyre.core.blocks import BlockPlan, plan_trees
+from gyre.core.harness import harness_profile
 from gyre.core.microstep import Edge, TreeBlock
 from gyre.core.tree import Tree
 from gyre.core.tree_nodes import Node, Sampled
@@ -82,48 +84,37 @@ class ExecutionSamples:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What admission was given and what it chose. nodes: the tree's, parents first; all else names
-    them by index. too_long: ends of paths that were dropped before."""
+    them by index. row_tokens: longest path, and largest block. too_long: ends of paths that were
+    dropped before."""
 
     nodes: Sequence[Node]
+    row_tokens: int
     candidates: Candidates
     too_long: tuple[int, ...]
     admitted: tuple[Admitted, ...]
 
 
-def draw_samples(
-    tree: Tree,
-    *,
-    attempt: int,
-    row_tokens: int,
-    max_trajectories: int | None,
-    rng: random.Random,
-    class_order: Sequence[RequestRole] = CLASS_ORDER,
-) -> ExecutionSamples:
-    """Admission on `tree`; mutates `rng` only.
-
-    max_trajectories: J_max, None for no cap. row_tokens: longest trainable path, and largest block;
-    a longer path is dropped before admission, never cut. class_order: the harness profile's.
-    Raises SampleError for targets without context, with a logprob that is no number, or with more
-    than one temperature.
-    """
-    choice = choose(
+def chosen_of(tree: Tree, execution: str, attempt: int, spec: JobSpec) -> Choice:
+    """What is trained of the execution's scored attempt as its job says: by its settings and its
+    harness, drawn by a random source of the execution's own."""
+    return choose(
         tree,
         attempt=attempt,
-        row_tokens=row_tokens,
-        max_trajectories=max_trajectories,
-        rng=rng,
-        class_order=class_order,
+        row_tokens=spec.admission.row_tokens,
+        max_trajectories=spec.admission.max_trajectories,
+        rng=seeded(spec.seed, execution),
+        class_order=harness_profile(spec.harness.profile).class_order,
     )
-    return samples_of(choice, row_tokens=row_tokens)
 
 
-def samples_of(choice: Choice, *, row_tokens: int) -> ExecutionSamples:
-    """What was chosen, as blocks. Arguments and errors: as of `draw_samples`."""
+def samples_of(choice: Choice) -> ExecutionSamples:
+    """What was chosen, as blocks. Raises SampleError for targets without context, with a logprob
+    that is no number, or with more than one temperature."""
     nodes, admitted = choice.nodes, choice.admitted
     targets = frozenset(place for one in admitted for place in one.fresh)
     temperature = _checked_temperature([nodes[place] for place in sorted(targets)])
     paths, sizes = [one.path for one in admitted], [len(node.token_ids) for node in nodes]
-    plans = plan_trees(paths, sizes, row_tokens)
+    plans = plan_trees(paths, sizes, choice.row_tokens)
     return ExecutionSamples(
         blocks=tuple(_block(plan, nodes, targets) for plan in plans),
         num_targets=sum(sizes[place] for place in targets),
@@ -142,7 +133,11 @@ def choose(
     rng: random.Random,
     class_order: Sequence[RequestRole] = CLASS_ORDER,
 ) -> Choice:
-    """The paths that are trained of `tree` and the targets each carries; mutates `rng` only."""
+    """The paths that are trained of `tree` and the targets each carries; mutates `rng` only.
+
+    max_trajectories: J_max, None for no cap. row_tokens: longest trainable path; a longer one is
+    dropped before admission, never cut. class_order: the harness profile's.
+    """
     nodes = list(tree.nodes.values())
     index = {node.id: place for place, node in enumerate(nodes)}
     parents = [None if node.parent is None else index[node.parent] for node in nodes]
@@ -162,6 +157,7 @@ def choose(
     )
     return Choice(
         nodes=nodes,
+        row_tokens=row_tokens,
         candidates=candidates,
         too_long=tuple(place for place in ends if nodes[place].num_path_tokens > row_tokens),
         admitted=admit(

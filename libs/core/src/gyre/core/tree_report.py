@@ -1,7 +1,7 @@
 """What became of each token of an execution: its tree, admission's choice and the job's facts.
 
-Pure: facts and the tree in, one report out. The draw is the trajectory service's own (`choose` with
-the job's seed), so what is said of an execution that nobody has drawn yet is what will be drawn.
+Pure: facts and the tree in, one report out. The draw is the trajectory service's own
+(`chosen_of`), so what is said of an execution that nobody has drawn yet is what will be drawn.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Literal
 
 from gyre.contracts.events.calls import RequestRole
 from gyre.contracts.job import JobSpec
-from gyre.core.admission import seeded
 from gyre.core.causes import Cause, causes
 from gyre.core.execution_fate import Fate
 from gyre.core.harness import harness_profile
-from gyre.core.samples import Choice, SampleError, choose, samples_of
+from gyre.core.samples import Choice, SampleError, chosen_of, samples_of
 from gyre.core.tree import Tree
 from gyre.core.tree_counts import TreeCounts, tree_counts
 from gyre.core.tree_nodes import CallStatus, Node
@@ -98,10 +97,13 @@ def tree_report(tree: Tree, fate: Fate, spec: JobSpec, *, damaged: str | None) -
     """damaged: what is wrong with the record behind the tree's last one, if anything is."""
     attempt = fate.attempt or _last_attempt(tree)
     out = damaged or fate.out
-    choice, num_carried = None, 0
+    choice: Choice | None = None
+    num_carried = 0
     if out is None:
         try:
-            choice, num_carried = _drawn(tree, spec, fate.execution, attempt)
+            chosen = chosen_of(tree, fate.execution, attempt, spec)
+            num_carried = sum(len(block.token_ids) for block in samples_of(chosen).blocks)
+            choice = chosen
         except SampleError as error:
             damaged = str(error)
     verdicts = verdicts_of(tree, attempt, choice, _class_order(spec))
@@ -131,21 +133,6 @@ def tree_report(tree: Tree, fate: Fate, spec: JobSpec, *, damaged: str | None) -
 
 def _last_attempt(tree: Tree) -> int:
     return max((node.sampled.attempt for node in tree.sampled() if node.sampled), default=1)
-
-
-def _drawn(tree: Tree, spec: JobSpec, execution: str, attempt: int) -> tuple[Choice, int]:
-    """Admission's choice, and the tokens that it is in a micro-step. Raises SampleError."""
-    section = spec.admission
-    choice = choose(
-        tree,
-        attempt=attempt,
-        row_tokens=section.row_tokens,
-        max_trajectories=section.max_trajectories,
-        rng=seeded(spec.seed, execution),
-        class_order=_class_order(spec),
-    )
-    drawn = samples_of(choice, row_tokens=section.row_tokens)
-    return choice, sum(len(block.token_ids) for block in drawn.blocks)
 
 
 def _paths(choice: Choice) -> tuple[PathView, ...]:

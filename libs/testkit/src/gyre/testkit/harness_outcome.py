@@ -12,10 +12,10 @@ from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.contracts.events.executions import Terminated
 from gyre.core.admission import seeded
 from gyre.core.causes import causes
-from gyre.core.samples import draw_samples
 from gyre.core.tree import Tree
 from gyre.testkit.admission_oracle import expected_of
 from gyre.testkit.carried_tokens import assert_carried, blocks_of
+from gyre.testkit.draws import draw_samples
 from gyre.testkit.harness_script import Play
 
 # Of the packing that every outcome is put to.

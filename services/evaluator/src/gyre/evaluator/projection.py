@@ -21,6 +21,7 @@ from gyre.adapters.logging import get_logger
 from gyre.adapters.postgres import AlreadyProjected, DatabaseError, Projector
 from gyre.adapters.tables import evaluations, executions
 from gyre.contracts.events.executions import Started, Terminated
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import (
     Dispatched,
     ExecutionsCancelled,
@@ -123,6 +124,8 @@ def statements_of(fact: Fact) -> list[Executable]:
             return [_evaluation(body, job, time)]
         case ExecutionExcluded():
             return [_of_execution(body.execution, status="excluded")]
+        case FactLost(execution=str(execution)):
+            return [_of_execution(execution, status="excluded")]
         case PlaceholderScored():
             return [_of_execution(body.execution, status="placeholder", reward=0.0)]
         case _:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.executions import AttemptStarted, Started, Terminated
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import (
     Dispatched,
     ExecutionsCancelled,
@@ -37,15 +38,20 @@ class Registry:
         self._pending: dict[tuple[str, str], Pending] = {}
         self._final: set[tuple[str, str]] = set()
         self._heldout_groups: set[tuple[str, str]] = set()
+        self._lost_jobs: set[str] = set()
 
     def fold(self, envelope: Envelope, sequence: int) -> tuple[Pending, ...]:
         """Mutates the state; the executions that this event makes ready to be decided on."""
         job, body = envelope.job, envelope.body
+        if job in self._lost_jobs:
+            return ()
         match body:
             case JobSubmitted():
                 self.jobs[job] = body.spec
             case Dispatched() if body.kind == "heldout":
                 self._heldout_groups.update((job, plan.group) for plan in body.groups)
+            case FactLost():
+                self._lose_fact(job, body)
             case ExecutionsCancelled() | SurplusCancelled() | GroupDropped():
                 return tuple(self._cancel_queued(job, body.queued))
             case (
@@ -68,10 +74,22 @@ class Registry:
         """A record of its calls cannot be read, the seal perhaps. Mutates and returns as `fold`."""
         key = (job, execution)
         before = self._pending.get(key) or Pending(job=job, execution=execution)
-        if key in self._final or before.sealed is not None or before.lost:
+        if job in self._lost_jobs or key in self._final:
+            return ()
+        if before.sealed is not None or before.lost:
             return ()
         after = self._pending[key] = replace(before, lost=record)
         return (after,) if is_closed(after) and not is_closed(before) else ()
+
+    def _lose_fact(self, job: str, body: FactLost) -> None:
+        """The execution counts as excluded, for everybody; nobody says it. A job ends with its own:
+        nothing of it is scored any more."""
+        if body.execution is not None:
+            self._final.add((job, body.execution))
+            self._pending.pop((job, body.execution), None)
+            return
+        self._lost_jobs.add(job)
+        self._pending = {key: state for key, state in self._pending.items() if key[0] != job}
 
     def get(self, job: str, execution: str) -> Pending | None:
         """The execution as it stands, None when unknown or final."""

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gyre.adapters.eventlog import EventLog, Recorded, Stream
-from gyre.adapters.journal import Journal, damaged
+from gyre.adapters.journal import Journal, damaged, newer
 from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
 from gyre.contracts.codec import NewerEvent, UndecodableEvent, decode, type_of
@@ -107,13 +107,13 @@ class Evaluator:
             if type_of(recorded.data) != CallsSealed.TYPE:
                 return ()
             return self._registry.fold(decode(recorded.data), recorded.sequence)
-        except NewerEvent:
-            raise
+        except NewerEvent as error:
+            raise newer(recorded, error) from error
         except UndecodableEvent as error:
             lost = damaged(recorded, error)
             get_logger().error("event_damaged", error=str(lost))
-            _, job, _, execution = recorded.subject.split(".")
-            return self._registry.lose(job, execution, str(lost))
+            job, execution = subjects.owner_of(recorded.subject)
+            return () if execution is None else self._registry.lose(job, execution, str(lost))
 
     def _enqueue(self, states: Iterable[Pending]) -> None:
         for state in states:

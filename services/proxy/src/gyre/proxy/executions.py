@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.executions import AttemptFailed, AttemptStarted, Terminated
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import JobSubmitted, StartOrdered
 from gyre.contracts.job import JobSpec
 from gyre.core.routing import Engine, Routes
@@ -46,12 +47,14 @@ _NONE = Effects()
 
 @dataclass(slots=True)
 class Registry:
-    """Mutated by `evolve` and `forget` only. terminated: executions that are over, also sealed."""
+    """Mutated by `evolve` and `forget` only. terminated: executions that are over, also sealed.
+    lost_jobs: that have ended because a fact of theirs cannot be read, their submission perhaps."""
 
     routes: Routes = field(default_factory=Routes)
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     executions: dict[str, Execution] = field(default_factory=dict)
     terminated: set[str] = field(default_factory=set)
+    lost_jobs: set[str] = field(default_factory=set)
 
     def evolve(self, job: str, sequence: int, fact: Body) -> Effects:
         """Folds one fact and says what follows from it."""
@@ -67,11 +70,15 @@ class Registry:
                 execution = self._execution(job, fact.execution)
                 execution.failed_attempt = max(execution.failed_attempt, fact.attempt)
                 return Effects(revoked=(fact.execution,))
-            case Terminated():
-                self._execution(job, fact.execution)
-                self.terminated.add(fact.execution)
-                one = (fact.execution,)
+            case Terminated(execution=name) | FactLost(execution=str(name)):
+                # One of the execution's facts that is lost may have been this.
+                self._execution(job, name)
+                self.terminated.add(name)
+                one = (name,)
                 return Effects(woken=one, revoked=one, terminated=one)
+            case FactLost():
+                self.lost_jobs.add(job)
+                return _NONE
             case StartOrdered():
                 for order in fact.orders:
                     self._execution(job, order.execution).seed = order.seed
@@ -86,6 +93,7 @@ class Registry:
         return (
             known is not None
             and known.job == job
+            and job not in self.lost_jobs
             and execution not in self.terminated
             and known.attempt == attempt
             and known.failed_attempt < attempt
@@ -94,7 +102,7 @@ class Registry:
     def may_become_valid(self, job: str, execution: str, attempt: int) -> bool:
         """Whether a fact that is still under way could make the attempt valid."""
         known = self.executions.get(execution)
-        if execution in self.terminated:
+        if execution in self.terminated or job in self.lost_jobs:
             return False
         return known is None or (known.job == job and known.attempt < attempt)
 

@@ -6,9 +6,12 @@ Mutable by design (one owner, the service's loop); the rules are in `gyre.core.e
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from gyre.adapters.journal import Fact
+from gyre.contracts import subjects
+from gyre.contracts.envelope import Body
 from gyre.contracts.events.executions import (
     AttemptFailed,
     AttemptStarted,
@@ -16,6 +19,7 @@ from gyre.contracts.events.executions import (
     Terminated,
     TerminationReason,
 )
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import (
     Dispatched,
     ExecutionsCancelled,
@@ -35,12 +39,16 @@ class Registry:
 
     A cancellation is an event that a running execution waits for; it may come before the order.
     ended_as: what `terminated` will say of the cancelled ones.
+
+    An execution of which a fact is lost is cancelled: everybody counts it as ended. What its other
+    facts say is taken as it is, so that its harness is found and ended.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobSpec] = {}
         self._finished_jobs: set[str] = set()
         self._cancelled_in_queue: set[Key] = set()
+        self._lost: set[Key] = set()
         self._is_heldout: dict[Key, bool] = {}
         self._unfinished: dict[Key, Execution] = {}
         self._claimed: set[Key] = set()
@@ -54,11 +62,16 @@ class Registry:
             case Started() | AttemptStarted() | AttemptFailed() | Terminated():
                 key = (fact.job, body.execution)
                 before = self._unfinished.get(key) or Execution(execution=body.execution)
-                after = evolve(before, body, time=fact.envelope.time, sequence=fact.sequence)
+                if key in self._lost:
+                    after = _without_order(before, body, fact.sequence)
+                else:
+                    after = evolve(before, body, time=fact.envelope.time, sequence=fact.sequence)
                 self._claimed.add(key)
                 self._unfinished[key] = after
                 if after.phase is Phase.TERMINATED:
                     self.forget(key)
+            case FactLost(execution=str(execution)):
+                self._lose((fact.job, execution), fact)
             case _:
                 self.fold(fact)
 
@@ -77,13 +90,25 @@ class Registry:
                 self._cancel(job, body, "surplus")
             case GroupDropped():
                 self._cancel(job, body, "dropped")
-            case JobFinished():
+            case JobFinished() | FactLost(execution=None):
                 self._finished_jobs.add(job)
                 for key, event in self._cancellations.items():
                     if key[0] == job:
                         event.set()
             case _:
                 pass
+
+    def _lose(self, key: Key, fact: Fact) -> None:
+        self._lost.add(key)
+        self._claimed.add(key)
+        self.cancellation(key).set()
+        before = self._unfinished.get(key)
+        if before is not None and fact.envelope.aggregate == subjects.run(*key):
+            # It may have been the next attempt's start: a harness that nobody started is not found.
+            next_attempt = before.attempt + (before.phase is not Phase.RUNNING)
+            self._unfinished[key] = replace(
+                before, phase=Phase.RUNNING, attempt=next_attempt, sequence=fact.sequence
+            )
 
     def _cancel(
         self,
@@ -101,8 +126,10 @@ class Registry:
         return self._ended_as.get(key, "cancelled")
 
     def unfinished(self) -> list[tuple[str, Execution]]:
-        """Executions that an earlier life of the runner started and did not end, with their job."""
-        return [(key[0], state) for key, state in self._unfinished.items()]
+        """Executions that an earlier life of the runner started and did not end, with their job.
+        Without those that cannot be taken up: their job's submission is lost."""
+        known = ((key[0], state) for key, state in self._unfinished.items())
+        return [(job, state) for job, state in known if job in self.jobs]
 
     def knows(self, job: str, group: str) -> bool:
         """Whether the facts that an order of this group relies on have been folded."""
@@ -142,3 +169,22 @@ class Registry:
         self._unfinished.pop(key, None)
         self._cancellations.pop(key, None)
         self._ended_as.pop(key, None)
+
+
+def _without_order(before: Execution, body: Body, sequence: int) -> Execution:
+    """An execution after one of its facts, where those between may be missing."""
+    match body:
+        case AttemptStarted():
+            return replace(
+                before,
+                phase=Phase.RUNNING,
+                attempt=body.attempt,
+                workspace=body.workspace,
+                sequence=sequence,
+            )
+        case AttemptFailed():
+            return replace(before, phase=Phase.BETWEEN, attempt=body.attempt, sequence=sequence)
+        case Terminated():
+            return replace(before, phase=Phase.TERMINATED, sequence=sequence)
+        case _:
+            return replace(before, phase=Phase.STARTED, sequence=sequence)

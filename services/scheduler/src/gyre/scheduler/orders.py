@@ -54,9 +54,15 @@ class OrderDesk:
                 pass
 
     def due(self, jobs: Mapping[str, JobState], now: float) -> Iterable[OwedOrder]:
-        """Orders never sent by this process, or not started by their deadline. Marks them sent."""
+        """Orders never sent by this process, or not started by their deadline. Marks them sent, and
+        drops those whose execution has ended or is not known: facts of it are lost."""
         for owed in list(self.owed.values()):
-            deadline = jobs[owed.job].required_spec.schedule.start_deadline_s
+            job = jobs[owed.job]
+            known = job.executions.get(owed.order.execution)
+            if job.lost_fact or known is None or known.terminated:
+                del self.owed[owed.order.execution]
+                continue
+            deadline = job.required_spec.schedule.start_deadline_s
             if owed.sent_at is None or now - owed.sent_at >= deadline:
                 owed.sent_at = now
                 owed.num_sent += 1

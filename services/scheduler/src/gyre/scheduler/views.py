@@ -10,17 +10,18 @@ from gyre.core.staleness import mean_staleness
 
 
 def job_view(job: JobState) -> JobView:
-    spec = job.required_spec
+    """Of a job whose submission is lost: without its name and its steps."""
+    spec = job.spec
     return JobView(
         id=job.job,
-        name=spec.name,
+        name=spec.name if spec is not None else "",
         status="queued" if job.status == "unknown" else job.status,
-        reason=job.reason,
+        reason=job.reason or job.lost_fact,
         phase=job.phase,
         paused=job.paused,
         draining=job.drain_requested is not None,
         num_steps_done=job.num_steps_done,
-        num_steps=spec.schedule.num_steps,
+        num_steps=spec.schedule.num_steps if spec is not None else 0,
         version=job.version,
         published_version=job.published,
         lineage=job.lineage,
@@ -40,5 +41,6 @@ def job_view(job: JobState) -> JobView:
             CellView(cell=cell.cell, role=cell.role, num_executions=len(cell.executions))
             for cell in job.everyone
         ],
+        num_lost_facts=job.num_lost_facts,
         sequence=job.sequence,
     )

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from gyre.adapters.blobs import BlobStore
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.journal import EventLost, Fact, Journal
+from gyre.adapters.logging import get_logger
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallUndelivered
 from gyre.contracts.events.groups import GroupReady, MicroStepEmitted, StreamClosed
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import Dispatched, GroupDropped, JobFinished
 from gyre.core.groups import JobGroups, evolve, next_draw, next_quarantined, next_ready
 from gyre.trajectory.inbox import Inbox, Incoming
@@ -118,10 +120,13 @@ class Trajectories:
 
     def lose(self, error: EventLost) -> None:
         """An event of an execution's calls is there and will never be folded."""
-        _, name, _, execution = error.subject.split(".")
+        name, execution = subjects.owner_of(error.subject)
+        if execution is None:
+            get_logger().error("call_of_nobody", error=str(error))
+            return
         job = self._job(name)
         if not job.groups.finished and job.groups.trains(execution):
-            self.trees.condemn(execution, error)
+            self.trees.condemn(execution, str(error))
             self._restless.add(name)
 
     def _job(self, name: str) -> Job:
@@ -136,6 +141,8 @@ class Trajectories:
         job = self._job(envelope.job)
         if job.groups.finished:
             return
+        if isinstance(envelope.body, FactLost):
+            self._lose_fact(job, envelope.body)
         evolve(job.groups, incoming.fact.sequence, envelope.body)
         if incoming.stream is Stream.CALLS:
             self._fold_call(job, incoming.fact)
@@ -143,6 +150,11 @@ class Trajectories:
         job.last_event = envelope.id
         if not isinstance(envelope.body, _CHANGES_NOTHING_OWED):
             self._restless.add(envelope.job)
+
+    def _lose_fact(self, job: Job, lost: FactLost) -> None:
+        """An execution's is said as its damaged records are; the job's own end the job."""
+        if lost.execution is not None and job.groups.trains(lost.execution):
+            self.trees.condemn(lost.execution, lost.error)
 
     def _fold_call(self, job: Job, fact: Fact) -> None:
         execution = fact.envelope.aggregate.rpartition(".")[2]
@@ -166,7 +178,7 @@ class Trajectories:
             case Dispatched(kind="heldout", groups=plans):  # their calls may have come first
                 for plan in plans:
                     self.trees.drop(plan.executions)
-            case JobFinished():
+            case JobFinished() | FactLost(execution=None):
                 self.trees.drop(job.groups.group_of)
                 self.trees.drop(job.groups.heldout)
                 job.groups = JobGroups(job=job.groups.job, finished=True)

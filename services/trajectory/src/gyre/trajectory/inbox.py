@@ -31,10 +31,9 @@ class Inbox:
         self._room = asyncio.Semaphore(MOST_WAITING)
 
     async def pump(self, stream: Stream, after: int) -> None:
-        """Follows one stream for ever. Raises EventLogError when the log stays unreachable, or when
-        a fact is lost: nothing is decided without it."""
-        lost = self._queue.put_nowait if stream is Stream.CALLS else None
-        async for fact in self._journal.follow(stream, after=after, lost=lost):
+        """Follows one stream for ever. Raises EventLogError when the log stays unreachable."""
+        events = self._journal.follow(stream, after=after, lost=self._queue.put_nowait)
+        async for fact in events:
             await self._room.acquire()
             self._queue.put_nowait(Incoming(stream=stream, fact=fact))
 

@@ -1,7 +1,7 @@
 """One tree per execution, in memory from its first call until nothing of it is left to train.
 
 - `fold` adds a record; one that does not fit marks the execution as damaged, and it alone.
-- `condemn` does so for a record that is lost, and for what shows when it is drawn.
+- `condemn` does so for a record or a fact that is lost, and for what shows when it is drawn.
 - `sealed` answers from memory, or reads the execution's calls up to their seal from the log again:
   after a restore, or when a batch goes on after a restart.
 - `drop` forgets a tree; the log still has it.
@@ -41,15 +41,15 @@ class Trees:
         try:
             fold_record(tree, execution, fact.sequence, fact.body)
         except RecordError as error:
-            self.condemn(execution, error)
+            self.condemn(execution, str(error))
             return False
         return True
 
-    def condemn(self, execution: str, error: Exception) -> None:
+    def condemn(self, execution: str, error: str) -> None:
         """Nothing of it can be trained."""
         if execution not in self.damaged:
-            get_logger().error("tree_damaged", execution=execution, error=str(error))
-            self.damaged[execution] = str(error)
+            get_logger().error("tree_damaged", execution=execution, error=error)
+            self.damaged[execution] = error
             self._trees.pop(execution, None)
 
     def drop(self, executions: Iterable[str]) -> None:

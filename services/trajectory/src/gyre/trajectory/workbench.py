@@ -11,13 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gyre.contracts.job import JobSpec
-from gyre.core.admission import seeded
 from gyre.core.groups import Batch, JobGroups, Trainee, trainees
-from gyre.core.harness import harness_profile
 from gyre.core.microstep import ExecutionInfo, MicroStep, Row
 from gyre.core.packing import Bundle, PackedStep, next_step, shape_of
 from gyre.core.records import RecordError
-from gyre.core.samples import ExecutionSamples, SampleError, draw_samples
+from gyre.core.samples import ExecutionSamples, SampleError, chosen_of, samples_of
 from gyre.trajectory.trees import Trees
 
 NOTHING = ExecutionSamples(
@@ -82,16 +80,9 @@ class Workbench:
             return
         try:
             tree = await self._trees.sealed(self._job, execution)
-            samples = draw_samples(
-                tree,
-                attempt=trainee.attempt,
-                row_tokens=self._spec.admission.row_tokens,
-                max_trajectories=self._spec.admission.max_trajectories,
-                class_order=harness_profile(self._spec.harness.profile).class_order,
-                rng=seeded(self._spec.seed, execution),
-            )
+            samples = samples_of(chosen_of(tree, execution, trainee.attempt, self._spec))
         except (RecordError, SampleError) as error:
-            self._trees.condemn(execution, error)
+            self._trees.condemn(execution, str(error))
             samples = NOTHING
         self._samples[execution] = samples
 

@@ -14,6 +14,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events.lost import FactLost
 from gyre.core.cell import membership
 from gyre.core.cell.state import CellState, Checkpoint, Exposure, OpenBatch
 
@@ -22,12 +23,16 @@ def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: B
     """Fold `body`, appended to `subject` of `job` at stream sequence `sequence`."""
     if isinstance(body, sched.JobSubmitted):
         state.specs[job] = body.spec
+    elif isinstance(body, FactLost):
+        _fact_lost(state, job, body)
     elif isinstance(body, sched.JobStarted):
+        if job not in state.specs:
+            return state
         started = membership.started(state, job, body)
         if state.cell in started.members:
             return membership.turn_to(started, state)
         state.others[job] = started
-    elif isinstance(body, sched.CellJoined) and body.cell == state.cell and job != state.job:
+    elif isinstance(body, sched.CellJoined) and body.cell == state.cell and job in state.others:
         state = membership.turn_to(state.others.pop(job), state)
         membership.cell_joined(state, body)
     elif job == state.job:
@@ -37,6 +42,17 @@ def evolve_cell(state: CellState, sequence: int, job: str, subject: str, body: B
         if state.others[job].finished:
             del state.others[job]
     return state
+
+
+def _fact_lost(state: CellState, job: str, body: FactLost) -> None:
+    """A job ends with one of its own facts, for a cell at once: what it goes on to do might not be
+    what the log has asked for. It does not begin either, if an earlier decision still lets it."""
+    if body.execution is not None:
+        return
+    state.specs.pop(job, None)
+    state.others.pop(job, None)
+    if job == state.job:
+        state.finished, state.batch = True, None
 
 
 def _fold(state: CellState, sequence: int, subject: str, body: Body) -> None:

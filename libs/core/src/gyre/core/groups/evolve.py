@@ -13,6 +13,7 @@ from gyre.contracts.events.groups import (
     MicroStepEmitted,
     StreamClosed,
 )
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import (
     BatchOpened,
     CellJoined,
@@ -41,7 +42,7 @@ def evolve(state: JobGroups, sequence: int, body: Body) -> None:
     match body:
         case JobSubmitted():
             state.spec = body.spec
-        case JobFinished():
+        case JobFinished() | FactLost(execution=None):
             state.finished = True
         case Dispatched(kind="training"):
             for plan in body.groups:
@@ -60,6 +61,8 @@ def evolve(state: JobGroups, sequence: int, body: Body) -> None:
         case GroupDropped():
             _never_start(state, body.queued)
             _drop(state, body.group)
+        case FactLost(execution=str(execution)):
+            _never_start(state, (execution,))
         case Terminated(execution=execution, reason=reason):
             _end(state, execution, by_itself=ended_by_itself(reason))
         case CallsSealed(execution=execution):
@@ -145,7 +148,8 @@ def _end(state: JobGroups, execution: str, *, by_itself: bool) -> None:
 
 
 def _never_start(state: JobGroups, queued: tuple[str, ...]) -> None:
-    """Nothing of them is scored by anybody, and nothing called that could be sealed."""
+    """Nothing of them is scored by anybody, and nothing called that could be sealed. So it is of an
+    execution whose own facts are lost: which of them did come does not matter."""
     for execution in queued:
         _end(state, execution, by_itself=False)
         _score(state, execution, "excluded", None, None)

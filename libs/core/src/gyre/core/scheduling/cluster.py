@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events.lost import FactLost
 from gyre.contracts.subjects import CLUSTER
 from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.evolve import evolve
@@ -37,13 +38,17 @@ class ClusterState:
 
 
 def evolve_cluster(state: ClusterState, sequence: int, job: str, body: Body) -> ClusterState:
-    """Fold one fact of `job` (or of the cluster). Mutates and returns `state`."""
+    """Fold one fact of `job` (or of the cluster). Mutates and returns `state`.
+
+    A job whose first facts are lost is known from then on: somebody must end it.
+    """
     state.sequence = sequence
     if job == CLUSTER:
         if isinstance(body, cell_events.AgentOnline):
             state.online[body.cell] = body.incarnation
         return state
-    if isinstance(body, sched.JobSubmitted):
+    is_ended = isinstance(body, FactLost) and body.execution is None
+    if is_ended or isinstance(body, sched.JobSubmitted):
         state.jobs.setdefault(job, JobState(job=job))
     known = state.jobs.get(job)
     if known is None:
@@ -51,9 +56,14 @@ def evolve_cluster(state: ClusterState, sequence: int, job: str, body: Body) -> 
     if not known.settled or isinstance(body, cell_events.RoleChanged):
         evolve(known, sequence, body)
     known.sequence = sequence
-    if known.finished and not known.settled and ledger.running(known) == 0:
+    if known.finished and not known.settled and _nothing_runs(known):
         _settle(known)
     return state
+
+
+def _nothing_runs(job: JobState) -> bool:
+    """Or what runs is not known any more: it ends by itself, with its job."""
+    return job.lost_fact != "" or ledger.running(job) == 0
 
 
 def _settle(job: JobState) -> None:
@@ -87,7 +97,9 @@ def next_cell_join(
 
 
 def _short_of_cells(job: JobState) -> bool:
-    if job.status != "running" or job.cancel_requested is not None or not job.order:
+    if job.status != "running" or job.lost_fact or not job.order:
+        return False
+    if job.cancel_requested is not None:
         return False
     if len(job.order) >= job.required_spec.cells.count:
         return False
@@ -110,7 +122,7 @@ def next_job_start(
 ) -> tuple[str, sched.JobStarted] | None:
     """The job that may start now, with its cells: the lowest free ones, the first is the core, the
     last are the pool. silent: cells whose agents have not been heard of."""
-    waiting = next((job for job in state.jobs.values() if job.status == "queued"), None)
+    waiting = next((job for job in state.jobs.values() if _is_queued(job)), None)
     if waiting is None:
         return None
     free = _free(state, silent)
@@ -130,8 +142,12 @@ def next_job_start(
 def cancel_of_queued(state: ClusterState, now: float) -> tuple[str, sched.JobFinished] | None:
     """A job cancelled before it had cells ends at once."""
     for job in state.jobs.values():
-        if job.status == "queued" and job.cancel_requested is not None:
+        if _is_queued(job) and job.cancel_requested is not None:
             return job.job, sched.JobFinished(
                 based_on=state.sequence, now=now, status="cancelled", reason=job.cancel_requested
             )
     return None
+
+
+def _is_queued(job: JobState) -> bool:
+    return job.status == "queued" and not job.lost_fact

@@ -48,6 +48,8 @@ def next_decision(state: JobState, now: float, *, after: Body | None = None) -> 
     that cannot be due are not asked. Without that knowledge (after another decision, a timer,
     several facts) leave it out.
     """
+    if state.lost_fact and not state.finished:
+        return life.end_without(state, now)
     if state.status != "running":
         return None
     for rule in ORDER if after is None else AFTER.get(type(after), ORDER):
@@ -60,7 +62,7 @@ def next_decision(state: JobState, now: float, *, after: Body | None = None) -> 
 def next_wake(state: JobState) -> float | None:
     """When a decision may fall due without a new fact: the end of the supply timer, or of the time
     that a cell has."""
-    if state.status != "running":
+    if state.status != "running" or state.lost_fact:
         return None
     deadline = members.next_deadline(state)
     if state.supply_since is None:

@@ -10,6 +10,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events.lost import FactLost
 from gyre.core.execution import ended_by_itself
 from gyre.core.scheduling.state import Cell, Counters, Execution, Group, JobState, Lengths, Queued
 
@@ -118,6 +119,8 @@ def _start_ordered(state: JobState, body: sched.StartOrdered) -> None:
         execution.cell = order.cell
         state.cells[order.cell].executions[order.execution] = None
         _counters(state, execution.kind).ordered += 1
+        if execution.lost:
+            _end(state, order.execution, by_itself=False)
 
 
 def _started(state: JobState, body: run_events.Started) -> None:
@@ -131,6 +134,17 @@ def _terminated(state: JobState, body: run_events.Terminated) -> None:
     execution = state.executions[body.execution]
     if execution.terminated:
         return
+    by_itself = ended_by_itself(body.reason)
+    _end(state, body.execution, by_itself=by_itself)
+    if execution.kind == "training" and by_itself:
+        task = state.groups[execution.group].task
+        state.lengths.setdefault(task, Lengths()).add(body.duration_s)
+        state.all_lengths.add(body.duration_s)
+
+
+def _end(state: JobState, name: str, *, by_itself: bool) -> None:
+    """f rises, and p with it for one that was never said to have started."""
+    execution = state.executions[name]
     execution.terminated = True
     counters = _counters(state, execution.kind)
     counters.terminated += 1
@@ -138,14 +152,9 @@ def _terminated(state: JobState, body: run_events.Terminated) -> None:
         execution.started = True
         counters.started += 1
     if execution.cell is not None:
-        state.cells[execution.cell].executions.pop(body.execution, None)
+        state.cells[execution.cell].executions.pop(name, None)
     if execution.kind == "training":
-        group = state.groups[execution.group]
-        by_itself = ended_by_itself(body.reason)
-        _count_end(state, group, by_itself=by_itself)
-        if by_itself:
-            state.lengths.setdefault(group.task, Lengths()).add(body.duration_s)
-            state.all_lengths.add(body.duration_s)
+        _count_end(state, state.groups[execution.group], by_itself=by_itself)
 
 
 def _count_end(state: JobState, group: Group, *, by_itself: bool) -> None:
@@ -169,10 +178,29 @@ def _scored(
     body: score_events.Evaluated | score_events.ExecutionExcluded | score_events.PlaceholderScored,
 ) -> None:
     """A held-out execution's final disposition; a training group speaks for its own."""
-    execution = state.executions[body.execution]
+    _count_score(state, state.executions[body.execution])
+
+
+def _count_score(state: JobState, execution: Execution) -> None:
     if execution.kind == "heldout" and not execution.scored:
         execution.scored = True
         state.num_heldout_scored += 1
+
+
+def _fact_lost(state: JobState, body: FactLost) -> None:
+    """Whatever the fact was, its execution is over and will have no score: it may have been the
+    last. One that waits for its order keeps its place: an order may be on its way into the log."""
+    state.num_lost_facts += 1
+    if body.execution is None:
+        state.lost_fact = state.lost_fact or body.error
+        return
+    execution = state.executions.get(body.execution)
+    if execution is None:
+        return
+    execution.lost = True
+    _count_score(state, execution)
+    if execution.cell is not None and not execution.terminated:
+        _end(state, body.execution, by_itself=False)
 
 
 def _executions_cancelled(state: JobState, body: sched.ExecutionsCancelled) -> None:
@@ -226,8 +254,7 @@ def _never_starts(state: JobState, name: str) -> None:
     if execution.kind == "training":
         _count_end(state, state.groups[execution.group], by_itself=False)
     else:
-        execution.scored = True
-        state.num_heldout_scored += 1
+        _count_score(state, execution)
 
 
 def _counters(state: JobState, kind: str) -> Counters:
@@ -254,4 +281,5 @@ HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     score_events.Evaluated: _scored,
     score_events.ExecutionExcluded: _scored,
     score_events.PlaceholderScored: _scored,
+    FactLost: _fact_lost,
 }

@@ -177,9 +177,12 @@ class Burst:
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
+    """lost: a fact of its own cannot be read: to the ledger it has ended, once it was ordered."""
+
     group: str
     kind: Literal["training", "heldout"]
     cell: int | None = None
     started: bool = False
     terminated: bool = False
     scored: bool = False
+    lost: bool = False

@@ -60,6 +60,9 @@ class JobState:
     measurement was not dispatched yet. lengths: of each task's executions, as `gyre+` learns them;
     all_lengths: of all of them.
 
+    num_lost_facts: of the job, that nobody can read. lost_fact: which of them the job ends at,
+    because it is none of an execution's own; what follows is not folded, "" while there is none.
+
     settled: the job is over, and its groups and executions are let go (`cluster`); their mean
     staleness stays as settled_staleness.
 
@@ -82,6 +85,8 @@ class JobState:
     drained_sent: bool = False
     phase: Phase = "booting"
     sequence: int = 0
+    num_lost_facts: int = 0
+    lost_fact: str = ""
 
     cells: dict[int, Cell] = field(default_factory=dict)
     order: tuple[int, ...] = ()

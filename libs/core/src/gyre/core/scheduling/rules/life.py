@@ -47,6 +47,11 @@ def fail(state: JobState, now: float) -> Body | None:
     return None
 
 
+def end_without(state: JobState, now: float) -> Body:
+    """Of a job one of whose own facts is lost: nothing more can be decided, in whatever phase."""
+    return _finish(state, now, "failed", f"a fact of the job is lost: {state.lost_fact}")
+
+
 def cancel(state: JobState, now: float) -> Body | None:
     if state.cancel_requested is None:
         return None
