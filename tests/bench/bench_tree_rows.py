@@ -7,7 +7,8 @@ are a node of their own, so 1,983 rows), their calls interleaved as they come wh
 service's own projection reads them from a log in memory, decodes them, and commits rows with its
 checkpoint, and causal parents with the seals. Messages have 500 tokens in the mean, then 12
 (`short_messages`). `rebuild`: the same once more, after the checkpoint was taken away while it ran,
-old rows emptied first. `message_nodes`: without the nodes that open a turn.
+old rows emptied first. `message_nodes`: without the nodes that open a turn. The cycle collector is
+set as the service sets it when it starts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gyre.adapters.clock import SystemClock
+from gyre.adapters.collection import collect_seldom
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
@@ -104,6 +106,7 @@ async def measure(url: str, sizes: Sizes | None) -> dict[str, float]:
 
 
 def main() -> None:
+    collect_seldom()
     with postgres.running() as server:
         migrate(server.url)
         long = asyncio.run(measure(server.url, LONG))

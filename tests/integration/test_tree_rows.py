@@ -220,6 +220,17 @@ async def test_a_lost_body_damages_its_execution_alone_and_is_named(
     assert (row.job, row.num_nodes, row.num_calls, row.sealed) == (JOB, 0, 0, False)
 
 
+async def test_what_lies_on_no_executions_subject_is_left_alone(database: AsyncEngine) -> None:
+    log = MemoryEventLog()
+    journal = Journal(log, SystemClock())
+    await log.append("calls.x.y", b"not an event", event_id="stray", expected=None)
+    calls = calls_of("good", 1)
+    await say_calls(journal, "good", calls)
+    async with projecting(journal, database):
+        await until_projected(log, database)
+    assert_same_tree(await rows_of_tree(database, "good"), fold(calls))
+
+
 async def test_rows_go_on_when_postgres_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import asyncio
 
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
+from gyre.adapters.collection import collect_seldom
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
@@ -26,6 +27,7 @@ from gyre.trajectory.tree_rows import TreeRows
 
 async def main(settings: TrajectorySettings, runtime: Runtime) -> None:
     """Serve until cancelled."""
+    collect_seldom()
     log = JetStreamEventLog(settings.nats_url, name="gyre-trajectory")
     engine = connect(settings.database_url)
     blobs = DirectoryBlobStore(settings.blobs_dir)

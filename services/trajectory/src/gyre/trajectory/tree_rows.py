@@ -7,7 +7,7 @@ why, and nothing is added to it from then on. `tree_reading` gives the tree back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Integer, bindparam, func, select, text, update
@@ -19,6 +19,7 @@ from gyre.adapters.journal import EventLost, Fact
 from gyre.adapters.logging import get_logger
 from gyre.adapters.postgres import copy_rows
 from gyre.adapters.tables import tree_nodes, trees
+from gyre.contracts.subjects import owner_of
 from gyre.core.causes import causes
 from gyre.core.records import RecordError
 from gyre.trajectory.tree_reading import read_outline
@@ -32,23 +33,11 @@ _MOST_NODES = 4_000_000
 
 @dataclass(slots=True)
 class _News:
-    """What a write adds. rows: new nodes by (execution, node). undelivered: earlier ones whose
-    answer did not arrive. sealed: executions that may have causes now."""
+    """What a write changes beside new rows. undelivered: nodes, by execution, whose call's answer
+    did not arrive. sealed: executions that may have causes now."""
 
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     undelivered: list[tuple[str, str]] = field(default_factory=list)
     sealed: list[str] = field(default_factory=list)
-
-    def add(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self.rows[row["execution"], row["node_id"]] = row
-
-    def undeliver(self, execution: str, node: str) -> None:
-        row = self.rows.get((execution, node))
-        if row is None:
-            self.undelivered.append((execution, node))
-        else:
-            row["provenance"] = UNDELIVERED
 
 
 class TreeRows:
@@ -67,15 +56,15 @@ class TreeRows:
     async def write(
         self, connection: AsyncConnection, facts: Sequence[Fact], lost: Sequence[EventLost] = ()
     ) -> None:
+        # What lies on a subject that is no execution's is nobody's record.
+        lost = [error for error in lost if owner_of(error.subject)[1] is not None]
         subjects = [error.subject for error in lost] + [fact.envelope.aggregate for fact in facts]
         concerned = dict(map(_execution_and_job, subjects))
         await self._read_shapes(connection, concerned)
         for error in lost:
             self._damage(_execution_and_job(error.subject)[0], error)
         news = _News()
-        for fact in facts:
-            self._fold(_execution_and_job(fact.envelope.aggregate)[0], fact, news)
-        await copy_rows(connection, tree_nodes, news.rows.values())
+        await copy_rows(connection, tree_nodes, self._new_rows(facts, news))
         failpoint("trajectory.rows_copied")
         await _undeliver(connection, news.undelivered)
         await _upsert(connection, [self._shapes[execution].row() for execution in concerned])
@@ -84,21 +73,27 @@ class TreeRows:
                 await _write_causes(connection, execution)
         self._drop_some(concerned)
 
-    def _fold(self, execution: str, fact: Fact, news: _News) -> None:
+    def _new_rows(self, facts: Sequence[Fact], news: _News) -> Iterator[Row]:
+        """Made as they are asked for: Postgres takes the first while the next are made."""
+        for fact in facts:
+            yield from self._fold(_execution_and_job(fact.envelope.aggregate)[0], fact, news)
+
+    def _fold(self, execution: str, fact: Fact, news: _News) -> Sequence[Row]:
+        """Rows of its new nodes. Mutates `news`."""
         shape = self._shapes[execution]
         if shape.damaged is not None:
-            return
+            return ()
         was_sealed = shape.sealed
         try:
             rows, undelivered = shape.fold(fact.sequence, fact.body)
         except RecordError as error:
             self._damage(execution, error)
-            return
-        news.add(rows)
+            return ()
         if undelivered is not None:
-            news.undeliver(execution, undelivered)
+            news.undelivered.append((execution, undelivered))
         if shape.sealed and not was_sealed and not shape.is_plain:
             news.sealed.append(execution)
+        return rows
 
     def _damage(self, execution: str, error: Exception) -> None:
         shape = self._shapes[execution]
