@@ -1,4 +1,4 @@
-"""gyre cells ls, release."""
+"""gyre cells ls, release, plan."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gyre.cli import cells_plan
 from gyre.cli.client import connect
 from gyre.cli.options import DEFAULT_HOME, Home
 
-app = typer.Typer(help="Look at the cells, and take one back from a job.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the cells, take one back from a job, form them from nodes.", no_args_is_help=True
+)
+app.command("plan")(cells_plan.plan_command)
 console = Console()
 
 
