@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 DEFAULT_TESTS := not slow and not docker and not gpu
 HARNESSES := claude-code codex mini-swe-agent
 
-.PHONY: help setup install harness sglang demo compare test test-full lint format imports types check bench clean
+.PHONY: help setup install harness sglang demo compare test test-full test-sglang test-gpu lint format imports types check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,7 +28,7 @@ harness: setup  ## an agent program beside the quickstart's: HARNESS=claude-code
 	@"$(PYTHON)" scripts/harness.py $(HARNESS)
 
 sglang: setup  ## SGLang, to serve small models on a CPU: 3 GB, for `pytest -m sglang`
-	@"$(PYTHON)" scripts/sglang.py
+	@.venv/bin/gyre engines install sglang
 
 demo: setup  ## train the quickstart's policy from start to report [POLICY=async|colocate|gyre]
 	@$(if $(HARNESS),"$(PYTHON)" scripts/harness.py $(HARNESS))
@@ -43,6 +43,12 @@ test: setup  ## the default test suite
 test-full: setup  ## every test, with the agent programs, which are installed first
 	@"$(PYTHON)" scripts/harness.py $(HARNESSES)
 	@$(PY) -m pytest $(ARGS)
+
+test-gpu: setup  ## on a GPU, in 8 minutes: SGLang, kernels, parking, no training step; one line without
+	@$(PY) scripts/test_gpu.py $(ARGS)
+
+test-sglang: sglang  ## what needs the real SGLang: its contract, the proxy over it, one whole job
+	@$(PY) -m pytest -m sglang $(ARGS)
 
 lint: setup  ## ruff
 	@$(PY) -m ruff check .

@@ -44,6 +44,24 @@ def make_migration_key(secret: str, job: str) -> str:
     return _sign(secret, f"migration:{job}")
 
 
+def make_weights_key(secret: str, job: str) -> str:
+    """What cells of one job prove to each other that they hold before weights are handed over: 64
+    hex digits. It is never sent."""
+    return _sign(secret, f"weights:{job}")
+
+
+def make_blobs_key(secret: str) -> str:
+    """What trainers show the blob server: 64 hex digits. It reads any blob whose digest is known,
+    signs nothing, and says nothing of the secret."""
+    return _sign(secret, "blobs")
+
+
+def make_control_ticket(secret: str, start: str, rank: int) -> str:
+    """What one rank of one start of a cell's trainer shows its cell's agent on another node: 64 hex
+    digits, taken once."""
+    return _sign(secret, f"control:{start}:{rank}")
+
+
 def key_id(key: str) -> str:
     """The public name of a key, for events and logs: 12 hex digits of its SHA-256."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,13 +1,14 @@
-"""Bytes of a micro-step: a NumPy .npz whose bytes depend on the contents alone, so that its digest
-names it. Read without pickle.
+"""Bytes of a micro-step: safetensors whose bytes depend on the contents alone, so that its digest
+names it. Reading them runs no code.
 
-Arrays (n blocks, e edges, t tokens, k targets): meta uint8 (JSON of the scalars and executions),
+Tensors (n blocks, e edges, t tokens, k targets): meta uint8 (JSON of the scalars and executions),
 row_blocks int64 [rows], block_execution/block_tokens/block_edges/block_targets/block_repeated int64
 [n], block_versioned bool [n], edge_stops/edge_parents int64 [e] (as in `Edge`, an edge starts where
 the one before it stops), token_ids int64 [t], target_positions int64 [k], behaviour_logprobs
 float64 [k], versions int64 [k of versioned blocks].
 
-Schema 1 had `segments` in place of blocks, each one path; it is still read.
+Schema 2 held the same as a NumPy .npz. Schema 1 was one with `segments` in place of blocks, each
+one path. Both are still read, without pickle.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from gyre.core.microstep import (
     NO_EDGE,
@@ -33,12 +36,20 @@ from gyre.core.microstep import (
     TreeBlock,
 )
 
-_SCHEMA = 2
+_SCHEMA = 3
+_ZIP_SCHEMA = 2
 _FLAT_SCHEMA = 1
+_ZIP_MAGIC = b"PK"
+# What reading altered bytes of either form may raise.
+_UNREADABLE = (
+    *(KeyError, ValueError, TypeError, OSError, EOFError),
+    *(zipfile.BadZipFile, SafetensorError),
+)
 
 
 def encode_microstep(step: MicroStep) -> bytes:
-    """The same micro-step gives the same bytes in every process: zip members carry no time."""
+    """The same micro-step gives the same bytes in every process: tensors lie in a fixed order, and
+    their header has no free-form part, whose order is any."""
     blocks = step.blocks
     meta = {
         "schema": _SCHEMA,
@@ -50,7 +61,7 @@ def encode_microstep(step: MicroStep) -> bytes:
         "executions": [asdict(info) for info in step.executions],
     }
     logprobs = chain.from_iterable(block.behaviour_logprobs for block in blocks)
-    arrays = {
+    arrays: dict[str, np.ndarray[Any, Any]] = {
         "meta": np.frombuffer(json.dumps(meta, sort_keys=True).encode(), dtype=np.uint8),
         "row_blocks": _integers(len(row.blocks) for row in step.rows),
         "block_execution": _integers(block.execution for block in blocks),
@@ -66,23 +77,20 @@ def encode_microstep(step: MicroStep) -> bytes:
         "behaviour_logprobs": np.fromiter(logprobs, dtype=np.float64),
         "versions": _integers(chain.from_iterable(block.versions for block in blocks)),
     }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
+    return save(arrays)
 
 
 def decode_microstep(payload: bytes) -> MicroStep:
     """Raises MicroStepError: not a micro-step, or one that breaks an invariant."""
     try:
-        with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = _from_zip(payload) if payload.startswith(_ZIP_MAGIC) else load(payload)
         meta = json.loads(arrays["meta"].tobytes())
         if meta["schema"] == _FLAT_SCHEMA:
             meta, arrays = _from_flat(meta, arrays)
         return _assemble(meta, arrays)
     except MicroStepError:
         raise
-    except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise MicroStepError(f"these bytes are no micro-step: {error}") from error
 
 
@@ -91,10 +99,16 @@ def microstep_digest(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def _from_zip(payload: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
 def _from_flat(
     meta: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Schema 1 as schema 2: a segment is a block of one edge, and all rows are one forward unit."""
+    """Schema 1 as the later ones: a segment is a block of one edge, all rows are one forward
+    unit."""
     num_segments = len(arrays["segment_tokens"])
     blocks = {
         f"block_{name}": arrays[f"segment_{name}"]
@@ -112,7 +126,7 @@ def _from_flat(
 
 
 def _assemble(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> MicroStep:
-    if meta["schema"] != _SCHEMA:
+    if meta["schema"] not in (_ZIP_SCHEMA, _SCHEMA):
         raise MicroStepError(
             f"micro-step of schema {meta['schema']}, this program reads {_SCHEMA} and older"
         )

@@ -13,7 +13,9 @@ from gyre.cli import (
     bench_commands,
     cells_commands,
     demo_command,
+    engines_commands,
     explain_commands,
+    export_model_command,
     forks_command,
     job_commands,
     plan_command,
@@ -35,11 +37,13 @@ app = typer.Typer(
 stack_commands.register(app)
 app.add_typer(job_commands.app, name="job")
 app.add_typer(cells_commands.app, name="cells")
+app.add_typer(engines_commands.app, name="engines")
 run_commands.register(app)
 explain_commands.register(app)
 forks_command.register(app)
 tree_command.register(app)
 archive_commands.register(app)
+export_model_command.register(app)
 bench_commands.register(app)
 simulate_commands.register(app)
 whatif_command.register(app)

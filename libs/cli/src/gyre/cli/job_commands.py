@@ -62,6 +62,9 @@ def list_jobs(home: Home = DEFAULT_HOME) -> None:
             staleness,
         )
     console.print(table)
+    for view in views:
+        if view.status == "running" and view.pause_reason:
+            console.print(f"{view.id}: {view.pause_reason}", highlight=False)
 
 
 def _standing(view: JobView) -> str:

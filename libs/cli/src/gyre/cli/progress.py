@@ -37,7 +37,7 @@ def _bars(fetch: Callable[[], JobView], console: Console, total_executions: int)
                 heldout,
                 completed=view.num_heldout_terminated,
                 total=view.num_heldout_dispatched or None,
-                note=view.phase,
+                note=_phase(view),
             )
             progress.update(dispatched, completed=view.num_dispatched)
             progress.update(
@@ -60,7 +60,7 @@ def _lines(fetch: Callable[[], JobView], console: Console) -> JobView:
         if time.monotonic() - said >= LINE_EVERY_S or view.status in _FINISHED:
             said = time.monotonic()
             console.print(
-                f"{view.id} {view.status} {view.phase}: "
+                f"{view.id} {view.status} {_phase(view)}: "
                 f"step {view.num_steps_done}/{view.num_steps}, "
                 f"executions {view.num_terminated}/{view.num_dispatched}, "
                 f"held-out {view.num_heldout_terminated}/{view.num_heldout_dispatched}, "
@@ -70,6 +70,10 @@ def _lines(fetch: Callable[[], JobView], console: Console) -> JobView:
         if view.status in _FINISHED:
             return view
         time.sleep(POLL_S)
+
+
+def _phase(view: JobView) -> str:
+    return f"{view.phase}, paused ({view.pause_reason})" if view.paused else view.phase
 
 
 def _roles(view: JobView) -> str:

@@ -56,6 +56,8 @@ def summary_table(report: RunReport) -> Table:
         *("tokens_forwarded", "tokens_saved", "clip_low", "clip_high", "wall_s"),
     ):
         table.add_row(key.replace("_", " "), _value(summary[key]))
+    if (idle := summary["trainer_idle_share"]) is not None:
+        table.add_row("trainers idle, of their time in batches", f"{idle:.1%}")
     fractions = summary["clip_fraction"]
     if fractions:
         mean = sum(fractions) / len(fractions)

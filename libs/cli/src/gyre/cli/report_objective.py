@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gyre.adapters.blobs import BlobError, BlobStore
 from gyre.cli.tables import html_table, last_and_odd, text_table
-from gyre.contracts.events.cells import RATIO_EDGES, VersionMismatch
+from gyre.contracts.events.steps import RATIO_EDGES, VersionMismatch
 from gyre.contracts.step_record import StepRecord
 from gyre.core.objective_report import ObjectiveReport, ObjectiveStep
 

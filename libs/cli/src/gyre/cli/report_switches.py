@@ -18,6 +18,12 @@ COLUMNS = (
     *("cell, role", "at s", "took s", "moved", "calls", "kept", "copied", "again"),
     *("copy s", "cached"),
 )
+PHASES_TITLE = "Role switches: their phases"
+# Milliseconds; megabytes of either side's processes at the phase's end, at most.
+PHASES_COLUMNS = (
+    *("phase", "done", "undone", "p50 ms", "p99 ms", "max ms"),
+    *("engine MB", "trainer MB"),
+)
 
 
 def switches_table(report: RunReport) -> Table:
@@ -32,11 +38,34 @@ def switches_table(report: RunReport) -> Table:
     return table
 
 
+def phases_table(report: RunReport) -> Table:
+    """What each phase of a change took, over all of them, and the most that either side held."""
+    table = text_table(PHASES_TITLE, PHASES_COLUMNS, left=PHASES_COLUMNS[:1])
+    for row in _phase_rows(report):
+        table.add_row(*row)
+    return table
+
+
 def switches_html(report: RunReport) -> str:
-    """As `switches_table`; empty where nothing was moved."""
-    if not report.switches.rows:
-        return ""
-    return html_table(TITLE, COLUMNS, _rows(report))
+    """As the tables; empty where nothing was moved, and where no phase was told."""
+    switches = html_table(TITLE, COLUMNS, _rows(report)) if report.switches.rows else ""
+    if not report.switches.phases.by_name:
+        return switches
+    return switches + html_table(PHASES_TITLE, PHASES_COLUMNS, _phase_rows(report))
+
+
+def _phase_rows(report: RunReport) -> Iterator[tuple[str, ...]]:
+    for name, times in report.switches.phases.rows():
+        seconds = times.summary()
+        took = (seconds[key] for key in ("p50_s", "p99_s", "max_s"))
+        sides = (times.engine_bytes, times.trainer_bytes)
+        yield (
+            name,
+            str(len(times.seconds)),
+            str(times.num_undone),
+            *("-" if value is None else f"{1e3 * value:.1f}" for value in took),
+            *("-" if value is None else f"{value / 1e6:.0f}" for value in sides),
+        )
 
 
 def _rows(report: RunReport) -> Iterator[tuple[str, ...]]:
@@ -44,12 +73,18 @@ def _rows(report: RunReport) -> Iterator[tuple[str, ...]]:
     switches = report.switches
     began = report.started_at or 0.0
     for switch in _shown(switches.rows):
-        took = "-" if switch.seconds is None else f"{switch.seconds:.2f}"
+        took = _took(switch)
         name, began_s = f"{switch.cell} {switch.to}", f"{switch.time - began:.1f}"
         yield name, began_s, took, str(switch.num_executions), *_cost(switch.cost)
     num = sum(switch.num_executions for switch in switches.rows)
     yield f"all {len(switches.rows)}", "", "", str(num), *_cost(switches.total())
     yield "no switch", "", "", "", *_cost(switches.other)
+
+
+def _took(switch: Switch) -> str:
+    if switch.seconds is not None:
+        return f"{switch.seconds:.2f}"
+    return "undone" if switch.undone else "-"
 
 
 def _shown(rows: list[Switch]) -> list[Switch]:

@@ -22,7 +22,7 @@ from gyre.cli.options import DEFAULT_HOME, Home
 from gyre.cli.report_delivery import delivery_table, lost_table, quarantine_table
 from gyre.cli.report_files import emulation_in_words, summary_table, write_report
 from gyre.cli.report_objective import objective_table, write_executions
-from gyre.cli.report_switches import switches_table
+from gyre.cli.report_switches import phases_table, switches_table
 from gyre.cli.runs import File, JobOrNone, Run, fold_report, open_run
 from gyre.core.explain import Difference, Recheck, RunClock, RunTimes, waiting_for
 from gyre.core.report import RunReport
@@ -148,6 +148,8 @@ def report(
         console.print(objective_table(folded.objective))
     if folded.switches.rows:
         console.print(switches_table(folded))
+    if folded.switches.phases.by_name:
+        console.print(phases_table(folded))
     for line in alarm_lines(folded.alarms()):
         typer.echo(line)
     blobs = DirectoryBlobStore(StackPaths.of(home).home / "blobs")

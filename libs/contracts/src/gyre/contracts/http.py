@@ -17,7 +17,8 @@ class CellView(_View):
 
 class JobView(_View):
     """Counts are executions unless the name says groups or steps. sequence: last fact folded.
-    paused: nothing new begins. draining: the job ends after the burst it is in.
+    paused: nothing new begins. pause_reason: why, "" while it is not. draining: the job ends after
+    the burst it is in.
     waiting_for: what a starving burst waits for, in words; None when none starves.
     num_lost_facts: facts of the job that lie in the log and cannot be read."""
 
@@ -27,6 +28,7 @@ class JobView(_View):
     reason: str
     phase: str
     paused: bool
+    pause_reason: str = ""
     draining: bool
     num_steps_done: int
     num_steps: int

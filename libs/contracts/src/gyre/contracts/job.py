@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gyre.contracts.alarms import AlarmsSection
+from gyre.contracts.engine_job import EngineSection, WeightsSection
 from gyre.contracts.families import ModelFamily
 from gyre.contracts.schedule import ONE_ROLE, ScheduleSection
 from gyre.contracts.section import Positive, PositiveFloat, Section
 from gyre.contracts.subjects import checked_id
+from gyre.contracts.training_job import OptimizerSection, TrainingSection
 
 # The job's id and its executions' ids are made of the name, and an id has at most 80 characters.
 MAX_NAME_LENGTH = 40
@@ -145,18 +147,6 @@ class ObjectiveSection(Section):
         return self
 
 
-class OptimizerSection(Section):
-    """Adam with a constant learning rate after `warmup_steps` of linear rise."""
-
-    lr: Annotated[float, Field(ge=0)] = 1e-6
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    grad_clip: PositiveFloat = 1.0
-
-
 class EvaluationSection(Section):
     """scorer_timeout_s: one run of tests/test.sh. budget_s: what an execution may spend on
     evaluation over all tries; when it runs out without a score the execution is excluded.
@@ -186,6 +176,9 @@ class JobSpec(Section):
     admission: AdmissionSection = AdmissionSection()
     objective: ObjectiveSection = ObjectiveSection()
     optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    engine: EngineSection = EngineSection()
+    weights: WeightsSection = WeightsSection()
     evaluation: EvaluationSection = EvaluationSection()
     alarms: AlarmsSection = AlarmsSection()
 
@@ -195,6 +188,16 @@ class JobSpec(Section):
         if len(value) > MAX_NAME_LENGTH:
             raise ValueError(f"has {len(value)} characters; use at most {MAX_NAME_LENGTH}")
         return checked_id(value)
+
+    @model_validator(mode="after")
+    def _speeds_can_be_emulated(self) -> JobSpec:
+        slowed = any(entry.decode_tokens_per_s is not None for entry in self.cells.emulate)
+        if slowed and self.engine.kind != "local":
+            raise ValueError(
+                "cells.emulate: decode_tokens_per_s slows the local engine alone; "
+                "leave it out, or set engine.kind: local"
+            )
+        return self
 
     @model_validator(mode="after")
     def _core_can_always_join(self) -> JobSpec:

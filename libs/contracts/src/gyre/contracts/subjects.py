@@ -12,6 +12,8 @@
 | facts.cluster.cell.<cell> | that cell's agent, before it has a job |
 | calls.<job>.exec.<execution> | proxy |
 | alive.cell.<cell> (core NATS, not kept) | that cell's agent, all the time |
+| node.<cell>.<node> (core NATS, not kept) | the agent of the cell's first node, which asks |
+| node.<cell>.ended (core NATS, not kept) | the cell's other nodes |
 """
 
 from __future__ import annotations
@@ -86,6 +88,16 @@ def registration(cell_index: int) -> str:
 
 def heartbeat(cell_index: int) -> str:
     return f"alive.cell.{cell_index}"
+
+
+def node(cell_index: int, number: int) -> str:
+    """Where a cell's other node, 1 and above, takes requests."""
+    return f"node.{cell_index}.{number}"
+
+
+def node_ended(cell_index: int) -> str:
+    """Where a cell's other nodes say that a rank has ended."""
+    return f"node.{cell_index}.ended"
 
 
 def calls(job: str, execution: str) -> str:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.cells import StepCompleted
 from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
 from gyre.contracts.events.lost import FactLost
+from gyre.contracts.events.steps import StepCompleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

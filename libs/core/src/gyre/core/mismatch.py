@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gyre.contracts.events.cells import VersionMismatch
+from gyre.contracts.events.steps import VersionMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

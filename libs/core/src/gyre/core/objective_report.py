@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.contracts.events.cells import (
-    RATIO_EDGES,
-    StepCompleted,
-    StepStatistics,
-    VersionMismatch,
-)
+from gyre.contracts.events.steps import RATIO_EDGES, StepCompleted, StepStatistics, VersionMismatch
 from gyre.core.mismatch import merged, of_event
 
 # Of a step's statistics, those that say what the objective did; the rest is of tokens and time.

@@ -17,6 +17,7 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.job import CellsSection, EmulationSection
 from gyre.core.delivery import Deliveries
 from gyre.core.execution import ENDED_BY_SCHEDULER
@@ -26,6 +27,7 @@ from gyre.core.scheduling import JobState, evolve, ledger
 from gyre.core.selection import Selection
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
 from gyre.core.switches import Switches
+from gyre.core.trainer_times import trainer_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class StepRow:
     step: int
     version: int
     reward: float | None
-    statistics: dict[str, float | int]
+    statistics: dict[str, Any]
     members: tuple[int, ...]
     ended_at: float
 
@@ -129,7 +131,7 @@ class RunReport:
 
     def _fold_steps(self, body: Body, time: float) -> None:
         match body:
-            case cell_events.StepCompleted() if self._counts(body):
+            case step_events.StepCompleted() if self._counts(body):
                 self._step(body, time)
             case sched.Restored():
                 # Steps after the checkpoint are void: their groups are consumed again.
@@ -247,6 +249,7 @@ class RunReport:
             "clip_high": self.state.required_spec.objective.clip_high,
             "clip_fraction": [row.statistics["clip_fraction"] for row in self.steps],
             "reward_by_step": [row.reward for row in self.steps],
+            **trainer_times(row.statistics for row in self.steps),
             **self.deliveries.summary(),
             **self.objective.summary(),
             **self.selection.summary(),
@@ -275,11 +278,11 @@ class RunReport:
         if phase is not None:
             self._heldout[phase][execution] = reward
 
-    def _counts(self, body: cell_events.StepCompleted) -> bool:
+    def _counts(self, body: step_events.StepCompleted) -> bool:
         """The state has taken it: it is not of a core that only seemed lost."""
         return (body.lineage, body.version) == (self.state.lineage, self.state.version)
 
-    def _step(self, body: cell_events.StepCompleted, time: float) -> None:
+    def _step(self, body: step_events.StepCompleted, time: float) -> None:
         rewards = [
             reward
             for name, group in self.state.groups.items()

@@ -16,6 +16,7 @@ from gyre.contracts.envelope import Body, Envelope
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed, Moved
 from gyre.contracts.events.cells import RoleChanged
 from gyre.contracts.events.scheduling import CellLost, CellReleased, TransitionStarted
+from gyre.core.switch_phases import SwitchPhases
 
 # How far the clocks of two machines may be apart: what follows from a decision may seem earlier.
 CLOCKS_S = 1.0
@@ -97,13 +98,15 @@ class Cost:
 @dataclass(slots=True, kw_only=True)
 class Switch:
     """time: unix seconds of the decision. to: training, rollout, lost or released. num_executions:
-    that it moved. seconds: until the cell had its new role, None before and for one that left."""
+    that it moved. seconds: until the cell had its new role, None before, for one that left, and for
+    one that was undone; undone: by the failure of which phase."""
 
     time: float
     cell: int
     to: str
     num_executions: int
     seconds: float | None = None
+    undone: str = ""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -112,14 +115,17 @@ class Switches:
     """Of one job. Mutated by `fold_fact`, for all facts, and then `fold_call`.
 
     other: what moved without a switch: an engine died or aborted its calls for a publication.
+    phases: of all changes of role, whether they moved something or not.
     """
 
     rows: list[Switch] = field(default_factory=list)
     other: Cost = field(default_factory=Cost)
+    phases: SwitchPhases = field(default_factory=SwitchPhases)
     _moves: dict[tuple[str, int], list[Switch]] = field(default_factory=dict)
     _changing: dict[int, Switch] = field(default_factory=dict)
 
     def fold_fact(self, body: Body, time: float) -> None:
+        self.phases.fold(body)
         match body:
             case TransitionStarted() if body.moves:
                 self._changing[body.cell] = self._add(body, body.to, time)
@@ -129,6 +135,8 @@ class Switches:
                 self._add(body, "released", time)
             case RoleChanged():
                 switch = self._changing.pop(body.cell, None)
+                if switch is not None:
+                    switch.undone = body.undone
                 if switch is not None and switch.to == body.role:
                     switch.seconds = time - switch.time
             case _:
@@ -163,12 +171,15 @@ class Switches:
             "executions_moved": sum(switch.num_executions for switch in self.rows),
             **self.total().summary(),
             "without_a_switch": self.other.summary(),
+            "undone": sum(bool(switch.undone) for switch in self.rows),
+            "phases": self.phases.summary(),
             "each": [
                 {
                     "at_s": switch.time - started_at,
                     "cell": switch.cell,
                     "to": switch.to,
                     "switch_s": switch.seconds,
+                    "undone": switch.undone,
                     "executions_moved": switch.num_executions,
                     **switch.cost.summary(),
                 }

@@ -5,6 +5,7 @@ stage 2   prepare              streams and migrations; runs to its end
 stage 3   store                rendezvous of the training cells, hosted by no rank
           scheduler, runner, proxy, evaluator, trajectory, cell-0 ... cell-(K-1)
           proxy-1 ... proxy-(P-1) beside the first, if GYRE_PROXIES is P
+          cell-0-node-1 ... beside each cell, if GYRE_CELL_NODES is above 1
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gyre.embedded.supervisor import StackDescription, Stage
 
 SERVICES = ("scheduler", "runner", "evaluator", "trajectory")
 MAX_PROXIES = 64
+MAX_CELL_NODES = 64
 # Where there are several proxies: how long the others leave a terminated execution to the one that
 # served it. That one needs the engine's answer to an abort (2 s) and an append.
 OWNER_PATIENCE_S = "5"
@@ -48,10 +50,11 @@ def standard(paths: StackPaths, cells: int, environ: Mapping[str, str]) -> Stack
 
     Raises EmbeddedError when a server cannot be run here.
     """
+    nodes = nodes_of_a_cell(environ)
     stack_secrets = load_or_create(paths, environ)
     listeners, ports = _take_ports(paths, proxy_names(environ))
     servers, urls = server_stage(paths, environ, stack_secrets, ports["nats"])
-    urls["scheduler"] = f"http://{LOOPBACK}:{ports['scheduler']}"
+    urls |= {name: f"http://{LOOPBACK}:{ports[name]}" for name in ("scheduler", "blobs")}
     urls |= {name: f"http://{LOOPBACK}:{ports[name]}" for name in listeners}
     env = service_environment(paths, cells, environ, stack_secrets, urls, ports)
     env["GYRE_PROXY_URL"] = ",".join(urls[name] for name in listeners)
@@ -60,7 +63,7 @@ def standard(paths: StackPaths, cells: int, environ: Mapping[str, str]) -> Stack
         [_module("prepare", "gyre.embedded.prepare", env, oneshot=True)],
         [
             _store(env, ports["store"]),
-            *_services(paths, cells, env),
+            *_services(paths, cells, nodes, env),
             *_proxies(paths, env, listeners),
         ],
     ]
@@ -77,6 +80,15 @@ def proxy_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_PROXIES:
         raise EmbeddedError(f"GYRE_PROXIES={text}: must be a number from 1 to {MAX_PROXIES}")
     return ("proxy", *(f"proxy-{index}" for index in range(1, int(text))))
+
+
+def nodes_of_a_cell(environ: Mapping[str, str]) -> int:
+    """GYRE_CELL_NODES, 1 without it: agents of each cell, all on this machine. Raises
+    EmbeddedError."""
+    text = environ.get("GYRE_CELL_NODES", "1")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_CELL_NODES:
+        raise EmbeddedError(f"GYRE_CELL_NODES={text}: must be a number from 1 to {MAX_CELL_NODES}")
+    return int(text)
 
 
 def server_stage(
@@ -128,6 +140,8 @@ def service_environment(
         "GYRE_SCHEDULER_URL": urls["scheduler"],
         "GYRE_STORE_HOST": LOOPBACK,
         "GYRE_STORE_PORT": str(ports["store"]),
+        "GYRE_BLOBS_PORT": str(ports["blobs"]),
+        "GYRE_BLOBS_URL": urls["blobs"],
         "GYRE_API_TOKEN": stack_secrets.api_token,
         "GYRE_KEY_SECRET": stack_secrets.key_secret,
         # Many processes share few cores: a thread pool in each would only fight the others.
@@ -147,7 +161,7 @@ def _take_ports(
     are free, since harnesses may still hold a URL."""
     last = read_json(paths.ports) or {}
     listeners = {name: listen(last.get(name)) for name in proxies}
-    ports = free_ports({name: last.get(name) for name in ("nats", "scheduler", "store")})
+    ports = free_ports({name: last.get(name) for name in ("nats", "scheduler", "store", "blobs")})
     ports |= {name: listener.getsockname()[1] for name, listener in listeners.items()}
     write_json(paths.ports, last | ports)
     return listeners, ports
@@ -168,12 +182,17 @@ def _proxies(
     return specs
 
 
-def _services(paths: StackPaths, cells: int, env: Mapping[str, str]) -> list[ProcessSpec]:
+def _services(
+    paths: StackPaths, cells: int, nodes: int, env: Mapping[str, str]
+) -> list[ProcessSpec]:
     specs = [_service(paths, name, f"gyre.{name}", env) for name in SERVICES]
     for cell in range(cells):
         # All cells share this machine: calls have deadlines, training has none, so it yields.
         own = {"GYRE_CELL": str(cell), "GYRE_TRAINER_NICE": env.get("GYRE_TRAINER_NICE", "19")}
         specs.append(_service(paths, f"cell-{cell}", "gyre.cell_agent", {**env, **own}))
+        for node in range(1, nodes):
+            name, number = f"cell-{cell}-node-{node}", {"GYRE_NODE": str(node)}
+            specs.append(_service(paths, name, "gyre.cell_agent", {**env, **own, **number}))
     return specs
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gyre.contracts.envelope import Body
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events import steps as step_events
 from gyre.core.scheduling import JobState
 from gyre.core.scheduling.policies import policy_of
 
@@ -59,7 +59,7 @@ TABLE: dict[type[Body], Callable[[JobState, int | None], bool] | None] = {
     run_events.Terminated: _ended,
     score_events.Evaluated: _outside_training,
     group_events.MicroStepEmitted: None,
-    cell_events.MicroStepClaimed: _all_claimed,
+    step_events.MicroStepClaimed: _all_claimed,
 }
 
 

@@ -10,6 +10,7 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.job import JobSpec
 from gyre.simulator.workload import Ending
 
@@ -120,7 +121,7 @@ class TraceFold:
                 self.micro_steps.setdefault(body.batch, {})[body.index] = RecordedMicroStep(
                     executions=body.executions, num_tokens=body.num_tokens, emitted=time
                 )
-            case cell_events.MicroStepClaimed():
+            case step_events.MicroStepClaimed():
                 step = self.micro_steps.get(body.batch, {}).get(body.index)
                 if step is not None:
                     step.claimed, step.cell = time, body.cell
@@ -130,7 +131,7 @@ class TraceFold:
                 self._joined(time, body)
             case sched.JoinWindowClosed():
                 self._windows[body.batch] = time
-            case cell_events.StepCompleted():
+            case step_events.StepCompleted():
                 self.steps.append(time)
                 self.note("closed_to_step_s", time - self._windows.get(body.batch, time))
             case sched.Restored():

@@ -17,6 +17,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.groups import leaves_room
 from gyre.core.scheduling.state import Batch
 from gyre.simulator.bodies import variants
@@ -25,7 +26,7 @@ from gyre.simulator.outcome import GroupRun
 if TYPE_CHECKING:
     from gyre.simulator.engine import Simulation
 
-_CLAIMED = cell_events.MicroStepClaimed(batch="b", index=0, cell=0, epoch=1)
+_CLAIMED = step_events.MicroStepClaimed(batch="b", index=0, cell=0, epoch=1)
 _EMITTED = group_events.MicroStepEmitted(
     batch="b",
     index=0,
@@ -36,7 +37,7 @@ _EMITTED = group_events.MicroStepEmitted(
     num_tokens=1,
     num_targets=1,
 )
-_owner = variants(cell_events.MicroStepOwner(index=0, cell=0, epoch=1))
+_owner = variants(step_events.MicroStepOwner(index=0, cell=0, epoch=1))
 
 
 class Trainers:
@@ -202,7 +203,7 @@ class Trainers:
         )
         world.outcome.step_ended_s.append(world.now)
         world.fact(
-            cell_events.StepCompleted(
+            step_events.StepCompleted(
                 batch=name,
                 step=batch.step,
                 version=batch.version + 1,
@@ -210,6 +211,6 @@ class Trainers:
                 epoch=world.state.epoch,
                 members=batch.members,
                 micro_steps=owners,
-                statistics=cell_events.NO_STATISTICS,
+                statistics=step_events.NO_STATISTICS,
             )
         )

@@ -17,7 +17,6 @@ from gyre.adapters.blobs import BlobStore
 from gyre.adapters.journal import Fact
 from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.cells import StepCompleted
 from gyre.contracts.events.groups import (
     ExecutionQuarantined,
     GroupClaimed,
@@ -27,6 +26,7 @@ from gyre.contracts.events.groups import (
 )
 from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.contracts.events.scores import Evaluated
+from gyre.contracts.events.steps import StepCompleted
 from gyre.contracts.job import JobSpec
 from gyre.contracts.step_record import StepRecord
 from gyre.core.microstep import MicroStep

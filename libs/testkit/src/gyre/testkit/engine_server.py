@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,20 +20,18 @@ from typing import Any
 import httpx
 import pytest
 
-from gyre.cell_agent.engine.sglang.launch import (
-    RESERVED_TOKENS,
-    cpu_command,
-    cpu_environment,
-)
+from gyre.cell_agent.engine.base import EngineClient
+from gyre.cell_agent.engine.launch import EngineKind, EngineLaunch, client_of, command_of
+from gyre.cell_agent.engine.sglang.launch import installed_python
+from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
 from gyre.testkit.tiny_model import make_tiny_model
 
 CONTEXT_TOKENS = 2048
 START_TIMEOUT_S = {"local": 60.0, "sglang": 300.0}
 POLL_S = 0.1
 # What a call may have of SGLang's CONTEXT_TOKENS.
-SERVED_TOKENS = CONTEXT_TOKENS - RESERVED_TOKENS
-# What SGLang's cache holds here: eight calls of CONTEXT_TOKENS.
-CACHE_TOKENS = 16384
+SERVED_TOKENS = CONTEXT_TOKENS - SGLANG_RESERVED_TOKENS
+MAX_RUNNING = 16
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,26 +39,31 @@ _PR_SET_PDEATHSIG = 1
 class RunningEngine:
     """An engine that serves `models[0]` as version `w0`; `models[1]` has the same sizes."""
 
-    kind: str
-    url: str
+    launch: EngineLaunch
+    port: int
     models: tuple[Path, Path]
     process: subprocess.Popen[bytes]
+
+    @property
+    def kind(self) -> EngineKind:
+        return self.launch.kind
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.launch.host}:{self.port}"
+
+    def client(self) -> EngineClient:
+        """As the agent makes it for an engine of this kind."""
+        return client_of(self.launch, self.port)
 
     def kill(self) -> None:
         """SIGKILL, to all its processes."""
         _end(self.process, signal.SIGKILL)
 
 
-def sglang_python() -> Path | None:
-    """The interpreter of SGLang's environment; None where it is not installed."""
-    known = Path(sys.prefix) / "gyre-env.json"
-    found = json.loads(known.read_text()).get("engine_sglang_python") if known.exists() else None
-    return Path(found) if found is not None and Path(found).exists() else None
-
-
 def engine_kinds() -> list[Any]:
     """Which engines this machine can run, as a fixture's parameters."""
-    if sglang_python() is None:
+    if installed_python() is None:
         return ["local"]
     marks = (pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(START_TIMEOUT_S["sglang"]))
     return ["local", pytest.param("sglang", marks=marks)]
@@ -81,19 +82,17 @@ def engine(
 
 @contextmanager
 def running_engine(
-    kind: str, models: tuple[Path, Path], log: Path, *extra: str, migration_key: str = ""
+    kind: EngineKind, models: tuple[Path, Path], log: Path, *extra: str, migration_key: str = ""
 ) -> Iterator[RunningEngine]:
     """Start, wait until healthy, end with the block; the log is shown when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GYRE_MIGRATION_KEY": migration_key}
-    if kind == "sglang":
-        environment = cpu_environment(environment, threads=1)
+    launch = engine_launch(kind, models[0], migration_key)
+    command, environment = command_of(launch, port)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*_command(kind, models[0], port), *extra],
+            [*command, *extra],
             stdout=output,
             stderr=output,
             env=environment,
@@ -101,8 +100,9 @@ def running_engine(
             preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
         )
     try:
-        _wait_healthy(process, url, time.monotonic() + START_TIMEOUT_S[kind], log)
-        yield RunningEngine(kind=kind, url=url, models=models, process=process)
+        running = RunningEngine(launch=launch, port=port, models=models, process=process)
+        _wait_healthy(process, running.url, time.monotonic() + START_TIMEOUT_S[kind], log)
+        yield running
     finally:
         if process.poll() is None:
             _end(process, signal.SIGTERM)
@@ -124,21 +124,21 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _command(kind: str, model: Path, port: int) -> list[str]:
-    if kind == "local":
-        command = [sys.executable, "-m", "gyre.cell_agent.engine.local", "--port", str(port)]
-        command += ["--model-path", str(model), "--context-length", str(CONTEXT_TOKENS)]
-        return [*command, "--weight-version", "w0"]
-    python = sglang_python()
-    assert python is not None, "SGLang is not installed: make sglang"
-    return cpu_command(
-        str(python),
+def engine_launch(kind: EngineKind, model: Path, migration_key: str = "") -> EngineLaunch:
+    """Of the contract suite's engines."""
+    python = installed_python()
+    assert kind == "local" or python is not None, "SGLang is not installed: make sglang"
+    return EngineLaunch(
+        kind=kind,
         model_path=str(model),
-        host="127.0.0.1",
-        port=port,
         weight_version="w0",
-        context_tokens=SERVED_TOKENS,
-        cache_tokens=CACHE_TOKENS,
+        context_tokens=CONTEXT_TOKENS if kind == "local" else SERVED_TOKENS,
+        max_running_requests=MAX_RUNNING,
+        seed=0,
+        host="127.0.0.1",
+        threads=1,
+        migration_key=migration_key,
+        python=python,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 
 # The fields that every decision has.
 AT_0: dict[str, Any] = {"based_on": 0, "now": 0.0}
@@ -59,9 +60,9 @@ def batch_opened(version: int) -> sched.BatchOpened:
     )
 
 
-def step_completed(version: int) -> cell_events.StepCompleted:
+def step_completed(version: int) -> step_events.StepCompleted:
     """The core, cell 0, made `version` alone, in world 1 and of no micro-step."""
-    return cell_events.StepCompleted(
+    return step_events.StepCompleted(
         batch=batch_name(version - 1),
         step=version - 1,
         version=version,
@@ -69,7 +70,7 @@ def step_completed(version: int) -> cell_events.StepCompleted:
         epoch=1,
         members=(0,),
         micro_steps=(),
-        statistics=cell_events.NO_STATISTICS,
+        statistics=step_events.NO_STATISTICS,
     )
 
 

@@ -19,6 +19,7 @@ from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events import steps as step_events
 from gyre.core.explain.decisions import first_difference
 
 
@@ -32,7 +33,7 @@ class RunLog:
     scored: Counter[str] = field(default_factory=Counter)
     ready: Counter[str] = field(default_factory=Counter)
     claimed: Counter[tuple[int, str]] = field(default_factory=Counter)
-    steps: list[cell_events.StepCompleted] = field(default_factory=list)
+    steps: list[step_events.StepCompleted] = field(default_factory=list)
     emitted: dict[tuple[str, int], group_events.MicroStepEmitted] = field(default_factory=dict)
     closed: dict[str, group_events.StreamClosed] = field(default_factory=dict)
     recorded: Counter[str] = field(default_factory=Counter)
@@ -73,7 +74,7 @@ class RunLog:
                 self.emitted[body.batch, body.index] = body
             case group_events.StreamClosed():
                 self.closed[body.batch] = body
-            case cell_events.StepCompleted():
+            case step_events.StepCompleted():
                 self.steps.append(body)
             case cell_events.RoleChanged() if body.role != "offline":
                 pids = self.role_pids.setdefault(body.cell, set())

@@ -15,6 +15,7 @@ from aiohttp import web
 from gyre.cell_agent.engine.base import EngineClient, Generation
 from gyre.cell_agent.engine.local.pulling import HEADER
 from gyre.testkit.engine_server import RunningEngine, running_engine
+from gyre.testkit.engine_use import serve_weights, take_memory_again
 from gyre.testkit.tiny_model import make_tiny_model
 
 KEY = "k" * 64
@@ -28,10 +29,10 @@ DEADLINE_S = 30.0
 async def idle_engine(engine: RunningEngine) -> AsyncIterator[EngineClient]:
     """A client of an engine that serves `models[0]` as w0, idle, with an empty cache."""
     async with EngineClient(engine.url) as client:
-        await client.resume_memory()
+        await take_memory_again(client)
         await client.resume()
         await client.abort()
-        await client.update_weights_from_disk(str(engine.models[0]), weight_version="w0")
+        await serve_weights(client, engine.models[0], "w0")
         yield client
 
 

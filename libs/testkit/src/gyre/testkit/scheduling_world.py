@@ -16,6 +16,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.groups import leaves_room
 from gyre.core.scheduling import JobState
 from gyre.core.scheduling.state import Batch
@@ -147,7 +148,7 @@ class World(Rollouts):
             return
         self._busy.add(cell)
         self.fact(
-            cell_events.MicroStepClaimed(
+            step_events.MicroStepClaimed(
                 batch=batch.batch, index=free, cell=cell, epoch=self.state.epoch
             )
         )
@@ -173,11 +174,11 @@ class World(Rollouts):
         if batch is None or batch.batch != name or batch.members is None:
             return
         owners = tuple(
-            cell_events.MicroStepOwner(index=i, cell=c, epoch=e)
+            step_events.MicroStepOwner(index=i, cell=c, epoch=e)
             for i, (c, e) in batch.owners.items()
         )
         self.fact(
-            cell_events.StepCompleted(
+            step_events.StepCompleted(
                 batch=name,
                 step=batch.step,
                 version=batch.version + 1,
@@ -185,7 +186,7 @@ class World(Rollouts):
                 epoch=self.state.epoch,
                 members=batch.members,
                 micro_steps=owners,
-                statistics=cell_events.NO_STATISTICS,
+                statistics=step_events.NO_STATISTICS,
             )
         )
 

@@ -15,6 +15,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scores as score_events
+from gyre.contracts.events import steps as step_events
 from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
 from gyre.testkit.scheduling_world import World
 
@@ -27,9 +28,9 @@ REPEATABLE: tuple[type[Body], ...] = (
     group_events.GroupReady,
     group_events.GroupClaimed,
     group_events.StreamClosed,
-    cell_events.MicroStepClaimed,
+    step_events.MicroStepClaimed,
     cell_events.BatchJoined,
-    cell_events.StepCompleted,
+    step_events.StepCompleted,
     cell_events.WeightsPublished,
 )
 

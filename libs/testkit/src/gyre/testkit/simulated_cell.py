@@ -7,133 +7,81 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from gyre.adapters.eventlog.base import EventLog, EventLogError
 from gyre.adapters.journal import Journal
 from gyre.cell_agent.agent import CellAgent
-from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, EngineUnreachableError
+from gyre.cell_agent.cell_memory import CellMemory
 from gyre.cell_agent.engine.process import EngineProcess
+from gyre.cell_agent.group import TrainerGroup
 from gyre.cell_agent.performer import Performer
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.cell_agent.trainer.client import TrainerProcess
+from gyre.cell_agent.weights.courier import Courier, Offered, WeightsNotHad
 from gyre.contracts.events.cells import AgentOnline
 from gyre.core.cell import CellState
-from gyre.testkit.simulated_trainer import INITIAL, Fabric, SimulatedTrainer
+from gyre.core.cell.state import Exposure
+from gyre.testkit.simulated_engine import SimulatedEngine
+from gyre.testkit.simulated_fabric import Fabric, Label
+from gyre.testkit.simulated_trainer import SimulatedTrainer
 from gyre.testkit.virtual_time import VirtualClock
 
 _pids = itertools.count(1000)
 
+# What the engine holds while it serves, and the trainer while it trains, of memory for one of them.
+SIDE_BYTES = 100
 
-class SimulatedEngine:
-    """Stands in for EngineProcess and its client. content: as SimulatedTrainer's."""
 
-    def __init__(self, fabric: Fabric, cell: int) -> None:
-        self.fabric, self.cell, self.pid = fabric, cell, next(_pids)
-        self.base_url = f"http://engine-{cell}-{self.pid}"
-        self.content, self.weight_version = "", ""
-        self.paused = self.released = False
-        self._dead = asyncio.Event()
+class SimulatedCourier(Courier):
+    """Checkpoints by the port of the agent that offers them; weights are named by their content."""
 
-    @property
-    def client(self) -> EngineClient:
-        return cast(EngineClient, self)
+    def __init__(self, fabric: Fabric, port: int) -> None:
+        super().__init__("simulated", "here")
+        self._fabric, self._port = fabric, port
 
-    @property
-    def alive(self) -> bool:
-        return not self._dead.is_set()
+    def offer(self, job: str, directory: str, version: Label, *, allow_public: bool) -> Offered:
+        if directory in self._fabric.pruned:
+            raise WeightsNotHad(f"{directory} is gone")
+        self._fabric.offers[self._port] = (version, self._fabric.checkpoints[directory][1])
+        return Offered(host="here", port=self._port, num_bytes=1)
 
-    async def start(self, *, model_path: str, weight_version: str, **_: Any) -> None:
-        await self._work(4.0)
-        self._load(model_path, weight_version)
+    async def fetch(self, job: str, offered: Exposure) -> Mapping[str, Any]:
+        await self._fabric.pause(0.5)
+        version, content = self._fabric.offers.get(offered.port, (None, ""))
+        if version != offered.version:
+            raise WeightsNotHad(f"{offered.port} offers no {offered.version}")
+        return {content: None}
 
-    def kill(self) -> None:
-        self._dead.set()
-
-    async def stop(self) -> None:
-        self.kill()
-
-    async def wait(self) -> int:
-        await self._dead.wait()
-        return -9
-
-    async def abort(self, *, pin_s: float | None = None) -> None:
-        await self._work(0.1)
-
-    async def num_pins(self) -> int:
-        await self._work(0.1)
-        return 0
-
-    async def num_announced(self, switch: int) -> int | None:
-        return None
-
-    async def num_requests(self) -> int:
-        await self._work(0.1)
-        return 0
-
-    async def pause(self, mode: str) -> None:
-        await self._work(0.1)
-        self.paused = True
-
-    async def resume(self) -> None:
-        await self._work(0.1)
-        if self.released:
-            self.fabric.violations.append(f"cell {self.cell}: resumed without its memory")
-        self.paused = False
-
-    async def release_memory(self, tags: tuple[str, ...]) -> None:
-        await self._work(0.1)
-        if self.fabric.source.random() < 0.05:
-            raise EngineRefusedError("/release_memory_occupation", 400, "a late request waits")
-        self.released = True
-
-    async def resume_memory(self, tags: tuple[str, ...]) -> None:
-        await self._work(0.1)
-        self.released = False
-
-    async def update_weights_from_disk(self, path: str, *, weight_version: str) -> None:
-        await self._work(1.0)
-        if not self.paused:
-            self.fabric.violations.append(f"cell {self.cell}: weights changed while it ran")
-        self._load(path, weight_version)
-
-    async def checksum(self) -> str:
-        await self._work(0.1)
-        return self.content
-
-    def _load(self, path: str, weight_version: str) -> None:
-        there = self.fabric.checkpoints.get(path)
-        self.content = there[1] if there else INITIAL
-        self.weight_version = weight_version
-        self.fabric.served.add((weight_version, self.content))
-
-    async def _work(self, seconds: float) -> None:
-        """Raises EngineUnreachableError when it dies meanwhile."""
-        try:
-            async with asyncio.timeout(seconds * self.fabric.source.random()):
-                await self._dead.wait()
-        except TimeoutError:
-            pass
-        if not self.alive:
-            raise EngineUnreachableError(f"{self.base_url} is gone")
+    async def close(self) -> None:
+        self._fabric.offers.pop(self._port, None)
 
 
 class SimulatedProcesses(CellProcesses):
     """The real watch over two processes, which are simulated."""
 
     def __init__(self, settings: CellAgentSettings, fabric: Fabric, micro_step_s: float) -> None:
-        super().__init__(settings)
         self._cell, self._fabric, self._micro_step_s = settings.cell, fabric, micro_step_s
+        super().__init__(settings)
+
+    def _new_courier(self) -> Courier:
+        return SimulatedCourier(self._fabric, next(_pids))
 
     def _new_engine(self) -> EngineProcess:
-        return cast(EngineProcess, SimulatedEngine(self._fabric, self._cell))
+        return cast(EngineProcess, SimulatedEngine(self._fabric, self._cell, next(_pids)))
 
-    def _new_trainer(self, state: CellState) -> TrainerProcess:
+    def _new_trainer(self, state: CellState) -> TrainerGroup:
         trainer = SimulatedTrainer(self._fabric, self._cell, next(_pids), self._micro_step_s)
-        return cast(TrainerProcess, trainer)
+        return cast(TrainerGroup, trainer)
+
+    async def memory(self) -> CellMemory:
+        held = self._fabric.holding(self._cell)
+        return CellMemory(
+            engine_bytes=SIDE_BYTES * ("engine" in held),
+            trainer_bytes=SIDE_BYTES * ("trainer" in held),
+        )
 
     def kill(self, which: str) -> None:
         """SIGKILL; the agent learns of it as of any other death."""

@@ -1,206 +1,48 @@
-"""A trainer in virtual time: the commands, states and refusals of the real one, without tensors.
-
-Weights are a name of their history: an update's weights are a digest of the weights before and of
-the micro-steps reduced into it, so that weights under a wrong label are found out. Collectives meet
-in a `Fabric`: a member's death fails those that have not come out of the collective yet.
-"""
+"""A trainer in virtual time: the commands, states and refusals of the real one, without tensors."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused, TrainerTimeout
-from gyre.contracts.events.cells import NO_STATISTICS
-
-Label = tuple[int, int]
-"""(lineage, version)."""
-
-INITIAL = "initial"
+from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.contracts.events.steps import NO_STATISTICS
+from gyre.testkit.simulated_fabric import INITIAL, Label, Reduction, World
+from gyre.testkit.simulated_process import SimulatedProcess
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """One optimizer update on the core. parts: (cell, its accumulated indices) of each member."""
-
-    batch: str
-    label: Label
-    epoch: int
-    before: str
-    after: str
-    parts: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-@dataclass
-class Meeting:
-    """One collective. failed: the members that died or left before they came out of it."""
-
-    size: int
-    arrived: dict[int, Any] = field(default_factory=dict)
-    full: asyncio.Event = field(default_factory=asyncio.Event)
-    failed: bool = False
-
-
-@dataclass
-class Fabric:
-    """What connects the trainers: worlds, weight servers, checkpoints; and what it saw.
-
-    skips: versions whose batch the core does not apply. served: (weight version, content) of all
-    that engines ever held."""
-
-    source: random.Random
-    skips: frozenset[int] = frozenset()
-    worlds: dict[int, dict[int, SimulatedTrainer]] = field(default_factory=dict)
-    meetings: dict[tuple[int, int, int], Meeting] = field(default_factory=dict)
-    servers: dict[int, SimulatedTrainer] = field(default_factory=dict)
-    checkpoints: dict[str, tuple[Label, str]] = field(default_factory=dict)
-    micro_steps: dict[str, tuple[str, int]] = field(default_factory=dict)
-    reductions: dict[str, Reduction] = field(default_factory=dict)
-    begun: list[tuple[int, str, str]] = field(default_factory=list)
-    served: set[tuple[str, str]] = field(default_factory=set)
-    violations: list[str] = field(default_factory=list)
-    calls: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
-    formed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds * self.source.random())
-
-    async def join(
-        self, trainer: SimulatedTrainer, epoch: int, rank: int, size: int, timeout_s: float
-    ) -> None:
-        """Raises TimeoutError: some rank did not come, or a dead one's key is in the way."""
-        ranks = self.worlds.setdefault(epoch, {})
-        if rank in ranks:
-            await asyncio.sleep(timeout_s)
-            raise TimeoutError
-        ranks[rank] = trainer
-        async with asyncio.timeout(timeout_s), self.formed:
-            self.formed.notify_all()
-            await self.formed.wait_for(
-                lambda: len(ranks) == size and all(peer.alive for peer in ranks.values())
-            )
-
-    async def meet(self, trainer: SimulatedTrainer, size: int, share: Any) -> dict[int, Any]:
-        """Every member's share by rank. Raises TimeoutError: the collective failed here."""
-        world = trainer.world
-        assert world is not None
-        number = trainer.num_met[size] = trainer.num_met.get(size, 0) + 1
-        meeting = self.meetings.setdefault((world.epoch, size, number), Meeting(size=size))
-        meeting.arrived[world.rank] = share
-        if any(not self._stands(world.epoch, rank) for rank in range(size)):
-            self._fail(meeting)
-        elif len(meeting.arrived) == size:
-            meeting.full.set()
-        async with asyncio.timeout(world.timeout_s):
-            await meeting.full.wait()
-        await self.pause(0.05)
-        if meeting.failed:
-            raise TimeoutError
-        return meeting.arrived
-
-    def leave(self, trainer: SimulatedTrainer, epoch: int, rank: int) -> None:
-        """Its peers' open collectives fail."""
-        trainer.left.add(epoch)
-        for (at, size, _), meeting in self.meetings.items():
-            if at == epoch and rank < size:
-                self._fail(meeting)
-
-    def _stands(self, epoch: int, rank: int) -> bool:
-        peer = self.worlds[epoch].get(rank)
-        return peer is not None and peer.alive and epoch not in peer.left
-
-    def _fail(self, meeting: Meeting) -> None:
-        meeting.failed = True
-        meeting.full.set()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    epoch: int
-    rank: int
-    size: int
-    timeout_s: float
-
-
-class SimulatedTrainer:
-    """Stands in for TrainerProcess. seconds: the most that a micro-step takes."""
-
-    def __init__(self, fabric: Fabric, cell: int, pid: int, seconds: float) -> None:
-        self.fabric, self.cell, self.pid, self.seconds = fabric, cell, pid, seconds
-        self.label: Label | None = None
-        self.content = ""
-        self.open: str | None = None
-        self.accumulated: list[int] = []
-        self.world: World | None = None
-        self.num_met: dict[int, int] = {}
-        self.left: set[int] = set()
-        self.offloaded = False
-        self._dead = asyncio.Event()
-
-    @property
-    def alive(self) -> bool:
-        return not self._dead.is_set()
-
-    async def start(self) -> None:
-        await asyncio.sleep(2.0 + 3.0 * self.fabric.source.random())
-        if not self.alive:
-            raise TrainerGone("the trainer ended")
-
-    def kill(self) -> None:
-        if self.alive:
-            self._dead.set()
-            self.fabric.servers.pop(self.cell, None)
-            if self.world is not None:
-                self.fabric.leave(self, self.world.epoch, self.world.rank)
-
-    async def wait(self) -> int:
-        await self._dead.wait()
-        return -9
-
-    async def call(self, command: str, timeout_s: float, /, **arguments: Any) -> dict[str, Any]:
-        """Raises TrainerRefused, TrainerGone, as the real one does."""
-        self.fabric.calls.add((command, tuple(sorted(arguments))))
-        work = asyncio.ensure_future(getattr(self, f"_{command}")(**arguments))
-        death = asyncio.ensure_future(self._dead.wait())
-        try:
-            done, _ = await asyncio.wait(
-                {work, death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                raise TrainerTimeout(f"{command}: no answer within {timeout_s:g} s")
-        finally:
-            for task in (work, death):
-                task.cancel()
-            await asyncio.wait({work, death})
-        if not self.alive or work.cancelled():
-            raise TrainerGone(f"{command}: the trainer ended")
-        try:
-            answer: dict[str, Any] = work.result()
-            return answer
-        except TrainerRefused as refused:
-            if refused.kind not in ("peer_lost", "weights_unavailable"):
-                self.fabric.violations.append(f"cell {self.cell}: {command}: {refused}")
-            raise
-
-    # --- commands: the same preconditions as the real trainer's ---
+class SimulatedTrainer(SimulatedProcess):
+    """The commands, under the same preconditions as the real trainer's."""
 
     async def _configure(self, *, job: str, objective: Any, optimizer: Any) -> dict[str, Any]:
         return {}
 
     async def _load_weights(self, *, path: str, version: int, lineage: int) -> dict[str, Any]:
         await self.fabric.pause(0.5)
+        self.has_optimizer = True
         return self._hold((lineage, version), INITIAL)
 
-    async def _load_checkpoint(self, *, directory: str, lineage: int) -> dict[str, Any]:
+    async def _load_checkpoint(
+        self, *, directory: str, lineage: int, optimizer: bool
+    ) -> dict[str, Any]:
         await self.fabric.pause(0.5)
+        self._require(str(directory) not in self.fabric.pruned, "pruned", str(directory))
         (_, version), content = self.fabric.checkpoints[str(directory)]
+        self.has_optimizer = optimizer
         return self._hold((lineage, version), content)
 
     async def _pull_weights(
-        self, *, host: str, port: int, version: int, lineage: int
+        self,
+        *,
+        host: str,
+        port: int,
+        version: int,
+        lineage: int,
+        transport: str,
+        own_host: str,
+        allow_public: bool,
     ) -> dict[str, Any]:
         await self.fabric.pause(0.5)
         server = self.fabric.servers.get(port)
@@ -215,10 +57,13 @@ class SimulatedTrainer:
         self.label, self.content = label, content
         return {}
 
-    async def _serve_weights(self, *, host: str) -> dict[str, Any]:
+    async def _serve_weights(
+        self, *, host: str, transport: str, allow_public: bool
+    ) -> dict[str, Any]:
         self._require(self.label is not None, "wrong_version", "nothing held")
         self.fabric.servers[self.cell] = self
-        return {"host": host, "port": self.cell, "checksum": self.content}
+        place = {"host": host, "port": self.cell, "transport": transport, "session": ""}
+        return {**place, "checksum": self.content, "num_bytes": 1}
 
     async def _form_world(
         self,
@@ -243,7 +88,8 @@ class SimulatedTrainer:
     def _quit_world(self) -> None:
         if self.world is not None:
             self.fabric.leave(self, self.world.epoch, self.world.rank)
-        self.world, self.open, self.accumulated = None, None, []
+        self.world = None
+        self._drop()
 
     async def _leave_world(self) -> dict[str, Any]:
         self._quit_world()
@@ -251,23 +97,46 @@ class SimulatedTrainer:
 
     async def _begin_batch(self, *, batch: str, version: int) -> dict[str, Any]:
         self._require(not self.offloaded, "wrong_state", "offloaded")
+        self._require("engine" not in self.fabric.holding(self.cell), "wrong_state", "no memory")
         self._require(
             self.label is not None and self.label[1] == version, "wrong_version", f"{self.label}"
         )
         self.fabric.begun.append((self.cell, batch, self.content))
-        self.open, self.accumulated = batch, []
+        self._drop()
+        self.open = batch
         return {}
 
-    async def _micro_step(self, *, path: Any, digest: str) -> dict[str, Any]:
+    async def _submit_step(self, *, source: str, digest: str) -> dict[str, Any]:
+        """Answered when the one before is computed, as the real one does."""
         batch, index = self.fabric.micro_steps[digest]
         self._require(self.open == batch, "wrong_state", f"open is {self.open}, not {batch}")
         self._require(index not in self.accumulated, "wrong_state", f"{index} twice")
-        await self.fabric.pause(self.seconds)
-        self.accumulated.append(index)
+        await self._computed()
+        self._require(index not in self.accumulated, "wrong_state", f"{index} twice")
+        self._computing = asyncio.ensure_future(self._compute(index))
+        return {"accepted": index}
+
+    async def _flush_steps(self) -> dict[str, Any]:
+        self._require(self.open is not None, "wrong_state", "no batch")
+        await self._computed()
         return {}
 
+    async def _compute(self, index: int) -> None:
+        await self.fabric.pause(self.seconds)
+        self.accumulated.append(index)
+
+    async def _computed(self) -> None:
+        """What was submitted is accumulated."""
+        if self._computing is not None:
+            await asyncio.wait({self._computing})
+
+    def _drop(self) -> None:
+        if self._computing is not None:
+            self._computing.cancel()
+        self._computing, self.open, self.accumulated = None, None, []
+
     async def _drop_accumulation(self) -> dict[str, Any]:
-        self.open, self.accumulated = None, []
+        self._drop()
         return {}
 
     async def _finish_batch(self, *, members: list[int], epoch: int, final: bool) -> dict[str, Any]:
@@ -281,6 +150,7 @@ class SimulatedTrainer:
         self._require(
             members == list(range(size)) and world.rank < size, "wrong_state", f"{members}"
         )
+        await self._computed()
         try:
             parts = await self._reduce(size, batch, label)
             self.open = None
@@ -325,6 +195,7 @@ class SimulatedTrainer:
         if label[1] in self.fabric.skips:
             after = self.content
         if is_core:
+            self._require(self.has_optimizer, "wrong_state", "an update without its optimizer")
             await self.fabric.pause(0.1)
             self.fabric.reductions[batch] = Reduction(
                 batch=batch,
@@ -349,26 +220,56 @@ class SimulatedTrainer:
         self.label, self.content = following, after
         return None
 
-    async def _save_checkpoint(self, *, directory: Any) -> dict[str, Any]:
+    async def _save_checkpoint(
+        self, *, directory: Path, keep: int, protected: list[Path], asynchronous: bool
+    ) -> dict[str, Any]:
         self._require(self.label is not None, "wrong_version", "nothing held")
-        await self.fabric.pause(0.5)
         assert self.label is not None
-        there = self.fabric.checkpoints.setdefault(str(directory), (self.label, self.content))
-        self._require(there == (self.label, self.content), "checkpoint_error", "another is there")
-        return {"path": str(directory), "sha256": self.content}
+        held = (self.label, self.content)
+        work = self._save(directory, held, keep, {str(path) for path in protected})
+        if not asynchronous:
+            return await work
+        self._saving = asyncio.ensure_future(work)
+        return {"path": str(directory), "done": False}
 
-    async def _offload(self) -> dict[str, Any]:
+    async def _save(
+        self, directory: Path, held: tuple[Label, str], keep: int, protected: set[str]
+    ) -> dict[str, Any]:
+        await self.fabric.pause(0.5)
+        (_, version), content = held
+        if self.fabric.full.get(version, 0) > 0:
+            self.fabric.full[version] -= 1
+            raise TrainerRefused("no_space", f"{directory}: no room on its disk")
+        there = self.fabric.checkpoints.setdefault(str(directory), held)
+        self._require(there == held, "checkpoint_error", "another is there")
+        self.fabric.prune(keep, protected)
+        return {"path": str(directory), "sha256": content, "done": True}
+
+    async def _checkpoint_status(self, *, directory: Path, wait_s: float) -> dict[str, Any]:
+        self._require(self._saving is not None, "wrong_state", "nothing is being saved")
+        assert self._saving is not None
+        done, _ = await asyncio.wait({self._saving}, timeout=wait_s)
+        if not done:
+            return {"path": str(directory), "done": False}
+        answer = self._saving.result()
+        self._saving = None
+        return answer
+
+    async def _offload(self, *, directory: Path) -> dict[str, Any]:
         self._require(self.open is None, "wrong_state", "a batch is open")
+        if "trainer" in self.fabric.holding(self.cell):
+            self._require(not self.fabric.refuses(self.cell, "offload"), "no_memory", "refused")
         self.offloaded = True
+        self.fabric.servers.pop(self.cell, None)
+        self.fabric.give_memory(self.cell, "trainer")
         return {}
 
     async def _restore(self) -> dict[str, Any]:
+        self._require(not self.fabric.refuses(self.cell, "restore"), "no_memory", "refused")
+        if self.alive:
+            self.fabric.take_memory(self.cell, "trainer")
         self.offloaded = False
         return {}
-
-    def _require(self, holds: bool, kind: str, message: str) -> None:
-        if not holds:
-            raise TrainerRefused(kind, message)
 
 
 def _executions(met: dict[int, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ test read it exactly as they read a released checkpoint. Needs `transformers`, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,11 @@ def make_tiny_model(
     vocab_size: int = 512,
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 2048,
+    num_experts: int | None = None,
 ) -> Path:
     """Write config.json, model.safetensors (fp32) and the tokenizer files; return `directory`.
+
+    num_experts: of a Qwen3-MoE, two a token; None for a dense model.
 
     The same seed gives the same bytes of weights. The weights are spread wide enough that
     the next-token distribution is far from uniform, so that greedy decoding is not a tie.
@@ -58,6 +61,7 @@ def make_tiny_model(
     tokenizer.save_pretrained(str(path))
     model = _random_qwen3(
         seed,
+        num_experts,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -106,18 +110,37 @@ def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) 
     )
 
 
-def _random_qwen3(seed: int, **config: Any) -> Any:
-    """A Qwen3ForCausalLM in fp32 whose matrices have unit gain."""
+def _random_qwen3(seed: int, num_experts: int | None, **config: Any) -> Any:
+    """A Qwen3ForCausalLM, or its counterpart of experts, in fp32 whose matrices have unit gain."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = Qwen3ForCausalLM(Qwen3Config(**config))
-        model = model.float()
+        model = (_experts(num_experts, config) if num_experts else _dense(config)).float()
         for parameter in model.parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+            if parameter.dim() >= 2:
+                torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
             else:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
+
+
+def _dense(config: Mapping[str, Any]) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**config))
+
+
+def _experts(count: int, config: Mapping[str, Any]) -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    half = config["intermediate_size"] // 2
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **config,
+            num_experts=count,
+            num_experts_per_tok=2,
+            moe_intermediate_size=half,
+            norm_topk_prob=True,
+        )
+    )

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.trainer.client import TrainerProcess
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.group import TrainerGroup
+from gyre.cell_agent.trainer.client import SILENCE_S, TrainerProcess
+from gyre.cell_agent.trainer.launch import ONE_RANK, Meeting, TrainerLaunch
+from gyre.cell_agent.weights.base import WEIGHTS_KEY
+from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 from gyre.testkit.tiny_model import make_tiny_model
@@ -50,13 +53,37 @@ class Cells:
     work: Path
     dtype: str
     port: int
-    trainers: list[TrainerProcess] = field(default_factory=list)
+    layout: LayoutSection = ONE_RANK
+    silence_s: float = SILENCE_S
+    tokens_per_s: float | None = None
+    trainers: list[TrainerGroup] = field(default_factory=list)
     epoch: int = 0
+    num_started: int = 0
 
-    async def add(self, **environment: str) -> TrainerProcess:
-        launch = TrainerLaunch(cell=len(self.trainers), model_path=self.model, dtype=self.dtype)
-        trainer = TrainerProcess(
-            launch, environment=environment, log_path=self.work / "trainers.log"
+    async def add(self, **environment: str) -> TrainerGroup:
+        """environment: of all its ranks."""
+        self.num_started += 1
+        prefix = f"cell/{len(self.trainers)}/{self.num_started}"
+        launch = TrainerLaunch(
+            cell=len(self.trainers),
+            model_path=self.model,
+            dtype=self.dtype,
+            layout=self.layout,
+            tokens_per_s=self.tokens_per_s,
+            meeting=Meeting(host="127.0.0.1", port=self.port, prefix=prefix)
+            if self.layout.num_ranks > 1
+            else None,
+        )
+        trainer = TrainerGroup(
+            [
+                TrainerProcess(
+                    launch.of_rank(number),
+                    environment={WEIGHTS_KEY: "of the job", **environment},
+                    log_path=self.work / "trainers.log",
+                    silence_s=self.silence_s,
+                )
+                for number in range(self.layout.num_ranks)
+            ]
         )
         self.trainers.append(trainer)
         await trainer.start(CALL_S)
@@ -66,10 +93,10 @@ class Cells:
         await self.load(trainer)
         return trainer
 
-    async def load(self, trainer: TrainerProcess) -> None:
+    async def load(self, trainer: TrainerGroup) -> None:
         await trainer.call("load_weights", CALL_S, path=self.model, version=3, lineage=0)
 
-    async def form(self, members: Sequence[TrainerProcess]) -> None:
+    async def form(self, members: Sequence[TrainerGroup]) -> None:
         """The next epoch's world, with these as ranks 0, 1, ..."""
         self.epoch += 1
         await asyncio.gather(
@@ -94,7 +121,7 @@ class Cells:
             await trainer.call("configure", CALL_S, job="j", optimizer=OPTIMIZER, objective=section)
 
     async def begin(
-        self, members: Sequence[TrainerProcess], batch: str = "b0", version: int = 3
+        self, members: Sequence[TrainerGroup], batch: str = "b0", version: int = 3
     ) -> None:
         await asyncio.gather(
             *(
@@ -103,7 +130,7 @@ class Cells:
             )
         )
 
-    async def train(self, trainer: TrainerProcess, steps: Sequence[MicroStep]) -> list[Any]:
+    async def train(self, trainer: TrainerGroup, steps: Sequence[MicroStep]) -> list[Any]:
         answers = []
         for step in steps:
             path = self.work / f"{step.batch}-{step.index}.npz"
@@ -112,7 +139,7 @@ class Cells:
         return answers
 
     async def finish(
-        self, members: Sequence[TrainerProcess], *, final: bool = False
+        self, members: Sequence[TrainerGroup], *, final: bool = False
     ) -> list[dict[str, Any] | BaseException]:
         return await asyncio.gather(
             *(
@@ -128,7 +155,7 @@ class Cells:
             return_exceptions=True,
         )
 
-    async def gradients(self, trainer: TrainerProcess) -> dict[str, Tensor]:
+    async def gradients(self, trainer: TrainerGroup) -> dict[str, Tensor]:
         """Of its buffers, by Hugging Face names."""
         from gyre.cell_agent.trainer.weights_io import from_bytes
 
@@ -154,7 +181,16 @@ def batch_of_steps(batch: str = "b0", *, count: int = 5, seed: int = 0) -> list[
 
 
 @contextlib.asynccontextmanager
-async def running(work: Path, *, dtype: str, num_cells: int) -> AsyncIterator[Cells]:
+async def running(
+    work: Path,
+    *,
+    dtype: str,
+    num_cells: int,
+    layout: LayoutSection = ONE_RANK,
+    silence_s: float = SILENCE_S,
+    tokens_per_s: float | None = None,
+) -> AsyncIterator[Cells]:
+    """tokens_per_s: emulated, of each trainer."""
     store = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gyre.cell_agent.rendezvous"),
         stdin=asyncio.subprocess.PIPE,
@@ -164,7 +200,13 @@ async def running(work: Path, *, dtype: str, num_cells: int) -> AsyncIterator[Ce
     assert store.stdin is not None
     line = await asyncio.wait_for(store.stdout.readline(), CALL_S)
     cells = Cells(
-        model=make_tiny_model(work / "model"), work=work, dtype=dtype, port=json.loads(line)["port"]
+        model=make_tiny_model(work / "model"),
+        work=work,
+        dtype=dtype,
+        port=json.loads(line)["port"],
+        layout=layout,
+        silence_s=silence_s,
+        tokens_per_s=tokens_per_s,
     )
     try:
         await asyncio.gather(*(cells.add() for _ in range(num_cells)))

@@ -17,6 +17,8 @@ from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
+    from gyre.cell_agent.trainer.packing import PackedMicroStep
+    from gyre.cell_agent.trainer.passes import Evaluated
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 # Wide bounds keep most executions of a random policy in; the mask has tests of its own.
@@ -28,20 +30,20 @@ VERSION = 3
 
 def start_world() -> None:
     """Once a process, before the first trainer."""
-    from gyre.cell_agent.trainer.model import start_cell_world
+    from gyre.cell_agent.trainer.layout import start_cell_world
 
     start_cell_world()
 
 
-def make_trainer(model_path: Path, dtype: torch.dtype) -> MegatronTrainer:
-    """Configured, and with the directory's weights as `VERSION`."""
+def make_trainer(model_path: Path, dtype: torch.dtype, **options: bool) -> MegatronTrainer:
+    """Configured, and with the directory's weights as `VERSION`. options: of `build_model`."""
     from gyre.cell_agent.trainer.carriers import WeightsName
     from gyre.cell_agent.trainer.hf_config import read_policy_config
     from gyre.cell_agent.trainer.settings import OptimizerSettings, TrainerSettings
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
     from gyre.cell_agent.trainer.weights_io import read_weights
 
-    trainer = MegatronTrainer(read_policy_config(model_path), dtype)
+    trainer = MegatronTrainer(read_policy_config(model_path), dtype, **options)
     weights = {name: tensor.to(dtype) for name, tensor in read_weights(model_path).items()}
     trainer.set_weights(weights, WeightsName(version=VERSION, lineage=0))
     optimizer = OptimizerSettings(
@@ -66,23 +68,57 @@ class Computed:
 
 
 def compute(trainer: MegatronTrainer, step: MicroStep) -> Computed:
-    """One micro-step's gradient, in a batch that is dropped again."""
+    """One micro-step's gradient, outside any batch."""
     from gyre.cell_agent.trainer.packing import pack_micro_step
-    from gyre.cell_agent.trainer.passes import add_gradient
 
-    trainer.begin_batch(step.batch, VERSION)
     packed = pack_micro_step(step, trainer.policy)
     with embedded_tokens(trainer) as counted:
-        policy, result = add_gradient(trainer.model, packed, OBJECTIVE)
-    gradients = trainer.gradients()
-    trainer.drop_accumulation()
+        known = add_gradient(trainer, packed)
     return Computed(
-        logprobs=policy.logprobs.detach().double(),
-        loss=result.loss.item(),
-        ratios=torch.tensor(result.ratios),
-        gradients=gradients,
+        logprobs=known.policy.logprobs.double(),
+        loss=known.result.loss.item(),
+        ratios=torch.tensor(known.result.ratios),
+        gradients=trainer.gradients(),
         num_embedded=counted,
     )
+
+
+def add_gradient(trainer: MegatronTrainer, packed: PackedMicroStep) -> Evaluated:
+    """Into zeroed buffers, in this thread and outside any batch."""
+    from gyre.cell_agent.trainer.clock import Clock
+    from gyre.cell_agent.trainer.headers import HeaderLine, Kind
+    from gyre.cell_agent.trainer.inbox import Item, Work
+    from gyre.cell_agent.trainer.stream import Stream, Trained
+
+    nameless = MicroStep(
+        batch="b", index=0, row_tokens=1, window_rows=1, normalizer=1, executions=(), rows=()
+    )
+
+    class Once:
+        """A source of one micro-step."""
+
+        def __init__(self) -> None:
+            self.items: list[Item] = [Work(step=nameless, packed=packed), Kind.CLOSED]
+            self.known: Evaluated | None = None
+
+        def take(self, timeout_s: float | None) -> Item:
+            return self.items.pop(0)
+
+        def trained(self, trained: Trained) -> None:
+            assert trained.problem == trained.defect == ""
+            self.known = trained.evaluated
+
+        def passed(self, work: Work) -> None:
+            pass
+
+        def stopped(self) -> None:
+            pass
+
+    trainer.model.zero_grad_buffer()
+    source = Once()
+    Stream(trainer.stage, HeaderLine(), OBJECTIVE, Clock()).run(source)
+    assert source.known is not None
+    return source.known
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def make_micro_step(
 
 
 class PlainPolicy:
-    """Qwen3 over Hugging Face weights: config is config.json's object."""
+    """Qwen3, dense or of experts, over Hugging Face weights: config is config.json's object."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         self.weights = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
@@ -169,6 +169,19 @@ class PlainPolicy:
         return mixed @ self.weights[at + "o_proj.weight"].T
 
     def _feed_forward(self, hidden: Tensor, at: str) -> Tensor:
+        if self.config["model_type"] != "qwen3_moe":
+            return self._gated(hidden, at)
+        share = (hidden @ self.weights[at + "gate.weight"].T).softmax(-1)
+        best = share.topk(self.config["num_experts_per_tok"], dim=-1).indices
+        chosen = share * share.detach().new_zeros(share.shape).scatter(1, best, 1.0)
+        if self.config["norm_topk_prob"]:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        total = hidden.new_zeros(hidden.shape)
+        for number, weight in enumerate(chosen.unbind(1)):
+            total = total + weight[:, None] * self._gated(hidden, f"{at}experts.{number}.")
+        return total
+
+    def _gated(self, hidden: Tensor, at: str) -> Tensor:
         from torch.nn.functional import silu
 
         gate = silu(hidden @ self.weights[at + "gate_proj.weight"].T)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gyre.adapters.eventlog.base import Stream
+from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
+from gyre.contracts.envelope import Body
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
@@ -52,10 +55,18 @@ class Hearing:
         return now - self._heard.setdefault(cell, now)
 
 
-class Packing:
-    """The trajectory service's fold and draws, with micro-steps that carry nothing but an index."""
+class PackedFor(Protocol):
+    """A world that packing reads and writes the log of."""
 
-    def __init__(self, world: TrainingWorld) -> None:
+    def journal(self) -> Journal: ...
+
+    async def say(self, subject: str, body: Body, cause: tuple[str | int, ...]) -> int: ...
+
+
+class Packing(ABC):
+    """The trajectory service's fold and draws; what a batch's micro-steps are is a subclass's."""
+
+    def __init__(self, world: PackedFor) -> None:
         self._world = world
         self._state = JobGroups(job=JOB)
 
@@ -91,6 +102,18 @@ class Packing:
             claim = group_events.GroupClaimed(group=group.group, batch=batch.batch)
             await say(subjects.group(JOB, group.group), claim, (group.group, batch.batch))
 
+    @abstractmethod
+    def _next_step(self) -> group_events.MicroStepEmitted | None:
+        """Of the open batch, None when its groups have brought all of theirs."""
+
+
+class IndexPacking(Packing):
+    """Micro-steps that carry nothing but an index, for simulated trainers."""
+
+    def __init__(self, world: TrainingWorld) -> None:
+        super().__init__(world)
+        self._fabric = world.fabric
+
     def _next_step(self) -> group_events.MicroStepEmitted | None:
         """A group brings none, one or two micro-steps, by its name."""
         batch = self._state.batch
@@ -100,7 +123,7 @@ class Packing:
         if index >= owed:
             return None
         digest = hashlib.sha256(f"{batch.batch}/{index}".encode()).hexdigest()
-        self._world.fabric.micro_steps[digest] = (batch.batch, index)
+        self._fabric.micro_steps[digest] = (batch.batch, index)
         return group_events.MicroStepEmitted(
             batch=batch.batch,
             index=index,

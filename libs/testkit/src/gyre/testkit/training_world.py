@@ -31,8 +31,8 @@ from gyre.scheduler.snapshots import Snapshots
 from gyre.testkit.facts import terminated
 from gyre.testkit.lagging_log import LaggingLog
 from gyre.testkit.simulated_cell import CellLife
-from gyre.testkit.simulated_trainer import Fabric
-from gyre.testkit.training_services import JOB, Hearing, Packing
+from gyre.testkit.simulated_fabric import Fabric
+from gyre.testkit.training_services import JOB, Hearing, IndexPacking
 from gyre.testkit.virtual_time import VirtualClock
 
 __all__ = ["JOB", "MOST_FACTS", "Stalled", "Strike", "TrainingWorld"]
@@ -72,7 +72,8 @@ class _AtOnce(Snapshots):
 @dataclass(kw_only=True)
 class TrainingWorld:
     """log: every fact, in order. lag_s: of the log. micro_step_s, execution_s: at most.
-    skips: versions whose batch the core does not apply.
+    skips: versions whose batch the core does not apply. full: version -> how often its checkpoint
+    does not fit; resumed_after_s: how long the user then takes to make room.
     spare: cells beyond those that the job asks for. snapshot_every: facts between two snapshots of
     a scheduler, None for one that reads the whole log when it starts."""
 
@@ -87,7 +88,10 @@ class TrainingWorld:
     heldout_tasks: tuple[str, ...] = ()
     spare: int = 0
     skips: frozenset[int] = frozenset()
+    full: dict[int, int] = field(default_factory=dict)
+    resumed_after_s: float = 30.0
     snapshot_every: int | None = None
+    refusals: dict[tuple[int, str], int] = field(default_factory=dict)
 
     source: random.Random = field(init=False)
     fabric: Fabric = field(init=False)
@@ -102,7 +106,7 @@ class TrainingWorld:
     async def run(self) -> None:
         """Live through the job. Raises Stalled, or whatever a service died of."""
         self.source = random.Random(self.seed)
-        self.fabric = Fabric(self.source, self.skips)
+        self.fabric = Fabric(self.source, self.skips, dict(self.full), refusals=dict(self.refusals))
         self.inner = MemoryEventLog(clock=VirtualClock())
         self.cells = [
             CellLife(cell, self.home, self.fabric, self._new_log, self.micro_step_s)
@@ -115,7 +119,7 @@ class TrainingWorld:
                 for work in (
                     self._watch(over, tasks),
                     self._guard(),
-                    Packing(self).run(),
+                    IndexPacking(self).run(),
                     *(cell.run() for cell in self.cells),
                     *(self._schedule(place, tasks) for place in range(self.num_schedulers)),
                 )
@@ -165,6 +169,8 @@ class TrainingWorld:
                     busy.add(fact.body.cell)
                 case cell_events.RoleChanged(role="offline"):
                     busy.discard(fact.body.cell)
+                case cell_events.CheckpointFailed():
+                    tasks.create_task(self._resume())
                 case _:
                     pass
             if finished and all(self.cells[cell].buried for cell in busy):
@@ -198,15 +204,23 @@ class TrainingWorld:
                 cell.kill(strike.victim)
 
     async def _release(self, cell: int) -> None:
+        await self._ask(sched.ReleaseRequested(cell=cell), ("release", cell))
+
+    async def _resume(self) -> None:
+        await asyncio.sleep(self.resumed_after_s)
+        now = VirtualClock().now()
+        await self._ask(sched.ResumeRequested(now=now), ("resume", f"{now:.3f}"))
+
+    async def _ask(self, body: Body, cause: tuple[str | int, ...]) -> None:
         """As the API does: behind whatever the scheduler said last."""
         journal, subject = self.journal(), subjects.sched(JOB)
         while True:
             with contextlib.suppress(SequenceConflict):
                 await journal.append(
                     subject,
-                    sched.ReleaseRequested(cell=cell),
+                    body,
                     job=JOB,
-                    cause=("release", cell),
+                    cause=cause,
                     expected=await journal.last_sequence(subject),
                 )
                 return

@@ -13,8 +13,8 @@ from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.cells import MicroStepClaimed
 from gyre.contracts.events.groups import MicroStepEmitted
+from gyre.contracts.events.steps import MicroStepClaimed
 from gyre.core.microstep import MicroStep
 from gyre.testkit.trajectory_world import World, small_spec
 from gyre.trajectory.handlers import Trajectories

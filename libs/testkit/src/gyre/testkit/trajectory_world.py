@@ -23,10 +23,11 @@ from gyre.contracts.events.calls import (
     Segment,
     Span,
 )
-from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed
+from gyre.contracts.events.cells import BatchJoined
 from gyre.contracts.events.executions import TerminationReason
 from gyre.contracts.events.scheduling import BatchOpened, Dispatched, GroupPlan, JobSubmitted
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
+from gyre.contracts.events.steps import MicroStepClaimed
 from gyre.contracts.job import JobSpec
 from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.testkit.facts import terminated

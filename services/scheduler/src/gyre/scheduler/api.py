@@ -145,7 +145,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView:
     spec = parse_spec(raw)
-    train, heldout = check_surroundings(spec, len(loop.state.online))
+    train, heldout = check_surroundings(spec, loop.state.agents.values())
     job = f"{spec.name}-{secrets.token_hex(3)}"
     body = sched.JobSubmitted(spec=spec, train_tasks=tuple(train), heldout_tasks=tuple(heldout))
     check_sizes(job, body)

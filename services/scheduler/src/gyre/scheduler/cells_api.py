@@ -75,7 +75,7 @@ def check_release(job: JobState, cell: int) -> None:
 def _release(cell: int) -> JobRequest:
     return JobRequest(
         name=f"release-{cell}",
-        body=sched.ReleaseRequested(cell=cell),
+        body=lambda now: sched.ReleaseRequested(cell=cell),
         stands=lambda job: job.finished or cell in job.released,
     )
 

@@ -81,6 +81,10 @@ class SchedulerLoop:
     def state(self) -> ClusterState:
         return self._folded.cluster
 
+    def now(self) -> float:
+        """Unix seconds, by the clock that its decisions go by."""
+        return self._clock.now()
+
     async def run(self, on_ready: asyncio.Event) -> None:
         """Consume facts and time until cancelled."""
         head = await self._journal.head(Stream.FACTS)
@@ -108,7 +112,8 @@ class SchedulerLoop:
     async def _fold_available(self, incoming: asyncio.Queue[Fact]) -> None:
         """Fold what has come; wait for one fact, but no longer than the next timer."""
         try:
-            fact = await asyncio.wait_for(incoming.get(), self._patience())
+            async with asyncio.timeout(self._patience()):
+                fact = await incoming.get()
         except TimeoutError:
             return
         self._fold(fact)

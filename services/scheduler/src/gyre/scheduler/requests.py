@@ -20,34 +20,34 @@ FOLD_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """body: the fact that asks. stands: nothing is left to ask for. wants_running: it makes no
-    sense for a job that does not run."""
+    """body: the fact that asks, at a time in unix seconds. stands: nothing is left to ask for.
+    wants_running: it makes no sense for a job that does not run."""
 
     name: str
-    body: Body
+    body: Callable[[float], Body]
     stands: Callable[[JobState], bool]
     wants_running: bool = True
 
 
 CANCEL = JobRequest(
     name="cancel",
-    body=sched.CancelRequested(reason="cancelled by the user"),
+    body=lambda now: sched.CancelRequested(reason="cancelled by the user"),
     stands=lambda job: job.finished or job.cancel_requested is not None,
     wants_running=False,
 )
 PAUSE = JobRequest(
     name="pause",
-    body=sched.PauseRequested(reason="paused by the user"),
+    body=lambda now: sched.PauseRequested(reason="paused by the user"),
     stands=lambda job: job.finished or job.paused,
 )
 RESUME = JobRequest(
     name="resume",
-    body=sched.ResumeRequested(),
+    body=lambda now: sched.ResumeRequested(now=now),
     stands=lambda job: job.finished or not job.paused,
 )
 DRAIN = JobRequest(
     name="drain",
-    body=sched.DrainRequested(reason="drained by the user"),
+    body=lambda now: sched.DrainRequested(reason="drained by the user"),
     stands=lambda job: job.finished or job.drain_requested is not None,
 )
 
@@ -70,7 +70,7 @@ async def append_request(
             try:
                 await journal.append(
                     subject,
-                    request.body,
+                    request.body(loop.now()),
                     job=job,
                     cause=(request.name, job, expected),
                     causation="api",

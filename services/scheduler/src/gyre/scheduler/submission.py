@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
+from gyre.contracts.events.cells import AgentOnline
 from gyre.contracts.job import JobSpec
 from gyre.core.harness import UnknownHarness, harness_profile
 
@@ -44,10 +47,14 @@ def _first_fault(error: ValidationError) -> InvalidJob:
             return InvalidJob(field, f"{fault['msg']}, got {repr(fault['input'])[:_SHOWN]}")
 
 
-def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str], list[str]]:
-    """Look at what the spec names; returns the train and the held-out task names, sorted.
+def check_surroundings(
+    spec: JobSpec, agents: Collection[AgentOnline]
+) -> tuple[list[str], list[str]]:
+    """Look at what the spec names; returns the train and the held-out task names, sorted. agents:
+    those of the cells that are online.
 
-    Raises InvalidJob for a path that is not there, a harness nobody knows, too few cells.
+    Raises InvalidJob for a path that is not there, a harness nobody knows, too few cells, an engine
+    that one of them cannot start.
     """
     model = _directory("model.path", spec.model.path)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -55,15 +62,35 @@ def check_surroundings(spec: JobSpec, num_cells_online: int) -> tuple[list[str],
             raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
     _check_context(spec, model)
     _check_harness(spec)
-    if num_cells_online < spec.cells.num_cells:
+    if len(agents) < spec.cells.num_cells:
         raise InvalidJob(
             "cells.count",
-            f"{spec.cells.num_cells} cells wanted, {num_cells_online} are online; "
+            f"{spec.cells.num_cells} cells wanted, {len(agents)} are online; "
             "lower it or start more cell agents",
         )
+    _check_engine(spec, agents)
     train = _tasks("tasks.train", spec.tasks.train)
     heldout = _tasks("tasks.heldout", spec.tasks.heldout) if spec.tasks.heldout else []
     return train, heldout
+
+
+def _check_engine(spec: JobSpec, agents: Collection[AgentOnline]) -> None:
+    """Any of the cells may get the job, so all must be able to serve it."""
+    kind = spec.engine.kind
+    without = sorted(agent.cell for agent in agents if kind not in agent.engines)
+    if without:
+        raise InvalidJob(
+            "engine.kind",
+            f"cell {without[0]} has no {kind}; run `gyre engines install {kind}` on its machine "
+            "and start its agent again",
+        )
+    on_cpu = sorted(agent.cell for agent in agents if not agent.has_gpu)
+    if spec.engine.tensor > 1 and on_cpu:
+        raise InvalidJob(
+            "engine.tensor",
+            f"is {spec.engine.tensor}, but cell {on_cpu[0]} has no GPU, where an engine has one "
+            "rank; set it to 1",
+        )
 
 
 def _check_harness(spec: JobSpec) -> None:
@@ -89,10 +116,12 @@ def _check_context(spec: JobSpec, model: Path) -> None:
     if not isinstance(config, dict):
         raise InvalidJob("model.path", f"{model}/config.json is no object; give a model's own")
     longest = config.get("max_position_embeddings")
-    if isinstance(longest, int) and spec.model.context_tokens > longest:
+    reserved = SGLANG_RESERVED_TOKENS if spec.engine.kind == "sglang" else 0
+    if isinstance(longest, int) and spec.model.context_tokens > longest - reserved:
+        kept = f" less {reserved} that SGLang keeps" if reserved else ""
         raise InvalidJob(
             "model.context_tokens",
-            f"is {spec.model.context_tokens}, the model's limit is {longest}; lower it",
+            f"is {spec.model.context_tokens}, the model's limit is {longest}{kept}; lower it",
         )
     if spec.rollout.max_new_tokens >= spec.model.context_tokens:
         raise InvalidJob(

@@ -19,6 +19,7 @@ def job_view(job: JobState) -> JobView:
         reason=job.reason or job.lost_fact,
         phase=job.phase,
         paused=job.paused,
+        pause_reason=job.pause_reason,
         draining=job.drain_requested is not None,
         num_steps_done=job.num_steps_done,
         num_steps=spec.schedule.num_steps if spec is not None else 0,

@@ -5,18 +5,25 @@
 - `Projection` of tree nodes: consumes calls; produces rows of tree_nodes; waits for the next call,
   or for Postgres. It has its own reader and checkpoint, so a slow or lost database never holds up
   the first loop.
+- the blob server, where a port is set for it: consumes requests of trainers, produces the bytes of
+  micro-steps.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
+from gyre.adapters.blob_server import serving_blobs
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.collection import collect_seldom
 from gyre.adapters.eventlog import Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.journal import Journal
+from gyre.adapters.keys import make_blobs_key
+from gyre.adapters.logging import get_logger
 from gyre.adapters.postgres import Projector, connect
 from gyre.adapters.runtime import Runtime
 from gyre.trajectory.handlers import Trajectories
@@ -41,10 +48,21 @@ async def main(settings: TrajectorySettings, runtime: Runtime) -> None:
         journal=journal,
         projector=Projector(engine),
     )
-    try:
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(log.close)
+        closing.push_async_callback(engine.dispose)
+        if settings.blobs_port is not None:
+            await closing.enter_async_context(_blob_server(settings, settings.blobs_port, blobs))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.run(runtime.ready))
             tasks.create_task(tree_nodes.run())
-    finally:
-        await engine.dispose()
-        await log.close()
+
+
+@asynccontextmanager
+async def _blob_server(
+    settings: TrajectorySettings, port: int, blobs: DirectoryBlobStore
+) -> AsyncIterator[None]:
+    key = make_blobs_key(settings.key_secret.get_secret_value())
+    async with serving_blobs(blobs, host=settings.blobs_host, port=port, key=key) as url:
+        get_logger().info("blobs_served", url=url)
+        yield

@@ -1,5 +1,5 @@
-"""What cell agents say: on facts.cluster.cell.<cell> before a job, on facts.<job>.cell.<cell> in
-one, and micro_step_claimed on facts.<job>.batch.<batch>.claims."""
+"""What cell agents say of their cells: on facts.cluster.cell.<cell> before a job, on
+facts.<job>.cell.<cell> in one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,36 @@ CellRole = Literal["rollout", "training", "offline"]
 
 @event
 class AgentOnline(Body):
-    """An agent began its life: whatever an earlier one of this cell ran is gone."""
+    """An agent began its life: whatever an earlier one of this cell ran is gone. engines: kinds
+    that it can start. has_gpu: its engine computes on one."""
 
     TYPE: ClassVar[str] = "agent_online"
     cell: int
     incarnation: str
     host: str
     pid: int
+    engines: tuple[str, ...] = ("local",)
+    has_gpu: bool = False
+
+
+class RolePhase(Part):
+    """One phase of a role change. Bytes: resident memory of the cell's processes of either side, on
+    the device where they have one, at the phase's end. undone: it failed, and what had been done
+    until then was taken back."""
+
+    name: str
+    seconds: float
+    engine_bytes: int | None = None
+    trainer_bytes: int | None = None
+    undone: bool = False
 
 
 @event
 class RoleChanged(Body):
     """The cell is in this role now. rollout: engine ready with (lineage, version) at engine_url.
 
-    duration_s: since the order. Process ids show that both processes outlive every change.
+    duration_s: since the order. Process ids show that both processes outlive every change;
+    trainer_pids: of all ranks. undone: the phase whose failure sent the cell back to rollout.
     """
 
     TYPE: ClassVar[str] = "role_changed"
@@ -38,6 +54,9 @@ class RoleChanged(Body):
     duration_s: float
     engine_pid: int | None = None
     trainer_pid: int | None = None
+    trainer_pids: tuple[int, ...] = ()
+    phases: tuple[RolePhase, ...] = ()
+    undone: str = ""
 
 
 @event
@@ -49,11 +68,12 @@ class EngineLost(Body):
 
 @event
 class TrainerReady(Body):
-    """The trainer process is up (again) and in no world."""
+    """The trainer is up (again) and in no world. pid: of its first rank; pids: of all."""
 
     TYPE: ClassVar[str] = "trainer_ready"
     cell: int
     pid: int
+    pids: tuple[int, ...] = ()
 
 
 @event
@@ -97,7 +117,10 @@ class WorldBroken(Body):
 
 @event
 class WeightsExposed(Body):
-    """The core serves its weights of (lineage, version) to joiners at host:port."""
+    """The core serves its weights of (lineage, version) at host:port: those that its trainer holds,
+    to joiners, or its newest checkpoint, to engines. checksum: of the bytes, empty where it was not
+    known yet: the transport tells it with them. session: what the transport moves them by beyond
+    the address. num_bytes: of the weights."""
 
     TYPE: ClassVar[str] = "weights_exposed"
     cell: int
@@ -106,131 +129,23 @@ class WeightsExposed(Body):
     host: str
     port: int
     checksum: str
+    transport: str = "tcp"
+    session: str = ""
+    num_bytes: int = 0
+    source: Literal["trainer", "checkpoint"] = "trainer"
 
 
 @event
 class BatchJoined(Body):
-    """The cell holds the batch's frozen weights and claims from now on (core and satellites)."""
+    """The cell holds the batch's frozen weights and claims from now on (core and satellites).
+    phases: what joining took, after the role change."""
 
     TYPE: ClassVar[str] = "batch_joined"
     cell: int
     batch: str
     version: int
     lineage: int
-
-
-@event
-class MicroStepClaimed(Body):
-    """This cell alone trains the micro-step, while `epoch` is not fenced."""
-
-    TYPE: ClassVar[str] = "micro_step_claimed"
-    batch: str
-    index: int
-    cell: int
-    epoch: int
-
-
-class MicroStepOwner(Part):
-    index: int
-    cell: int
-    epoch: int
-
-
-# Edges of the bins in which ratios are counted: of s_i by execution and of rho_u by target. Bin k
-# holds edges[k-1] <= ratio < edges[k], the first all below, the last all above. Fixed, so that
-# counts of cells, of steps and of jobs add up; close together around 1, where the mask cuts.
-RATIO_EDGES = (
-    *(0.01, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0),
-    *(1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.25, 2.0, 5.0, 10.0, 100.0),
-)
-
-
-class VersionMismatch(Part):
-    """Trainer's against recorded log-probabilities over the step's targets that were sampled under
-    one policy version; version None: where it is not known. mean_abs, max_abs: nats a target.
-    mean_kl: mean of rho - 1 - log rho, an estimate of KL(behaviour || trainer).
-
-    The number alone names the weights, whatever lineage they were served under: engines serve
-    durable checkpoints, and a restore takes the newest, so that the numbers which a new lineage
-    uses again are those of weights that no engine has had."""
-
-    version: int | None
-    num_targets: int
-    mean_abs: float
-    max_abs: float
-    mean_kl: float
-
-
-class StepStatistics(Part):
-    """Over the whole batch, all cells. loss: eq. (6). grad_norm: before clipping, of the sum.
-    clip_fraction: share of executions with m_i = 0. mean_ratio: mean s_i. Both of executions that
-    have targets, `num_executions` of them. entropy: nats a target. Shares of the targets:
-    clipped_targets: without gradient by the mask or (grpo) the clip, weight_capped: rho_u beyond
-    the weight's cap, loss_capped: l_u at the loss's cap. ratio_counts, token_ratio_counts: s_i and
-    rho_u counted by RATIO_EDGES; empty in logs that are older than they are.
-
-    num_tokens: of the micro-steps' rows. num_path_tokens: of the admitted paths written out one by
-    one. num_computed_tokens: of the trees they form in a forward unit, each shared prefix once.
-    num_forwarded_tokens: through the model; more than computed where a micro-step took two passes.
-    """
-
-    loss: float
-    grad_norm: float
-    lr: float
-    clip_fraction: float
-    mean_ratio: float
-    mean_abs_logprob_diff: float
-    max_abs_logprob_diff: float
-    entropy: float
-    num_targets: int
-    num_tokens: int
-    seconds: float
-    num_executions: int = 0
-    clipped_targets: float = 0.0
-    weight_capped: float = 0.0
-    loss_capped: float = 0.0
-    ratio_counts: tuple[int, ...] = ()
-    token_ratio_counts: tuple[int, ...] = ()
-    mismatches: tuple[VersionMismatch, ...] = ()
-    num_path_tokens: int = 0
-    num_computed_tokens: int = 0
-    num_forwarded_tokens: int = 0
-
-
-# Of a step where nothing is computed, in simulated trainers: the policy stays what it was.
-NO_STATISTICS = StepStatistics(
-    loss=0.0,
-    grad_norm=0.0,
-    lr=0.0,
-    clip_fraction=0.0,
-    mean_ratio=1.0,
-    mean_abs_logprob_diff=0.0,
-    max_abs_logprob_diff=0.0,
-    entropy=0.0,
-    num_targets=1,
-    num_tokens=1,
-    seconds=0.0,
-)
-
-
-@event
-class StepCompleted(Body):
-    """One optimizer update was applied on the core. version: after it. skipped: it was not, the
-    weights are unchanged but the step counts; skip_reason: why, `<class of error>: <words>`.
-    record: blob with s_i and m_i of each execution (`StepRecord`)."""
-
-    TYPE: ClassVar[str] = "step_completed"
-    batch: str
-    step: int
-    version: int
-    lineage: int
-    epoch: int
-    members: tuple[int, ...]
-    micro_steps: tuple[MicroStepOwner, ...]
-    statistics: StepStatistics
-    skipped: bool = False
-    skip_reason: str = ""
-    record: str | None = None
+    phases: tuple[RolePhase, ...] = ()
 
 
 @event
@@ -245,14 +160,33 @@ class CheckpointSaved(Body):
 
 
 @event
+class CheckpointFailed(Body):
+    """The core could not save (lineage, version): the job pauses, and saves again when resumed.
+    error: what is missing and how to mend it."""
+
+    TYPE: ClassVar[str] = "checkpoint_failed"
+    cell: int
+    version: int
+    lineage: int
+    error: str
+
+
+@event
 class WeightsLoaded(Body):
-    """This cell's engine serves (lineage, version); its checksum equals the checkpoint's."""
+    """This cell's engine serves (lineage, version). checksum: of the checkpoint's manifest, which
+    the engine said too; an SGLang on a GPU cannot: there only what was sent to it was compared.
+    transport, in_flight: as the job said. seconds: from the order to the confirmation.
+    num_retracted: tokens of running calls whose prefix has to be computed again."""
 
     TYPE: ClassVar[str] = "weights_loaded"
     cell: int
     version: int
     lineage: int
     checksum: str
+    transport: str = "disk"
+    in_flight: str = "retract"
+    seconds: float = 0.0
+    num_retracted: int = 0
 
 
 @event

@@ -71,7 +71,10 @@ class PauseRequested(Body):
 
 @event
 class ResumeRequested(Body):
+    """now: unix seconds when it was asked; None in logs that are older than it is."""
+
     TYPE: ClassVar[str] = "resume_requested"
+    now: float | None = None
 
 
 @event

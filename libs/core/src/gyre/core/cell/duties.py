@@ -13,145 +13,59 @@ a killed agent goes on where the log stands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from gyre.core.cell.state import CellState, Checkpoint, Exposure, Holdings, OpenBatch, Version
+from gyre.core.cell.orders import (
+    BEFORE_ALL,
+    AwaitCheckpoint,
+    AwaitWorld,
+    ClaimMicroStep,
+    Duty,
+    EnterTraining,
+    ExposeWeights,
+    FinishBatch,
+    FormWorld,
+    JoinBatch,
+    LoadWeights,
+    OfferCheckpoint,
+    Publish,
+    ReportBroken,
+    ReportRollout,
+    RestoreCore,
+    ReturnToRollout,
+    SaveCheckpoint,
+    StartEngine,
+    StartTrainer,
+    StopJob,
+    TrainMicroStep,
+)
+from gyre.core.cell.state import CellState, Holdings, OpenBatch, Version
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
-    """Base of all duties; carries nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopJob(Duty):
-    """The job is over, or goes on without me: end engine and trainer, report the cell offline, be
-    free for another job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartTrainer(Duty):
-    """Start the trainer with these weights (path None: the job's model); report it ready."""
-
-    path: str | None
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartEngine(Duty):
-    """Start the engine with these weights (path None: the job's model)."""
-
-    path: str | None
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRollout(Duty):
-    """The engine holds what it should: report the role."""
-
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitWorld(Duty):
-    """Say that this cell is ready to connect."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormWorld(Duty):
-    """Connect to the others, who are all ready."""
-
-    epoch: int
-    rank: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportBroken(Duty):
-    """Say that the world of `epoch` failed under us.
-
-    explained: a peer's death is known, so that the next world will do without it; if not, it is
-    better to wait a little for the explanation.
-    """
-
-    epoch: int
-    explained: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreCore(Duty):
-    """Load the durable checkpoint under the new lineage."""
-
-    path: str | None
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWeights(Duty):
-    """The serving engine takes newer weights between two tokens; report them loaded."""
-
-    checkpoint: Checkpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnterTraining(Duty):
-    """Drain the engine, restore the trainer's buffers, report the role."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReturnToRollout(Duty):
-    """Offload the trainer's buffers, give the engine these weights (None: it has them), serve."""
-
-    checkpoint: Checkpoint | None
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveCheckpoint(Duty):
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publish(Duty):
-    checkpoint: Checkpoint
-    confirmed_by: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExposeWeights(Duty):
-    version: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinBatch(Duty):
-    """Begin accumulating on the batch's frozen weights; pull them first when `pull` is given."""
-
-    batch: OpenBatch
-    pull: Exposure | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainMicroStep(Duty):
-    batch: OpenBatch
-    index: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimMicroStep(Duty):
-    batch: OpenBatch
-    index: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishBatch(Duty):
-    """Reduce over the members, update on the core, broadcast unless this was the burst's last."""
-
-    batch: OpenBatch
-    members: tuple[int, ...]
+__all__ = [
+    "BEFORE_ALL",
+    "AwaitCheckpoint",
+    "AwaitWorld",
+    "ClaimMicroStep",
+    "Duty",
+    "EnterTraining",
+    "ExposeWeights",
+    "FinishBatch",
+    "FormWorld",
+    "JoinBatch",
+    "LoadWeights",
+    "OfferCheckpoint",
+    "Publish",
+    "ReportBroken",
+    "ReportRollout",
+    "RestoreCore",
+    "ReturnToRollout",
+    "SaveCheckpoint",
+    "StartEngine",
+    "StartTrainer",
+    "StopJob",
+    "TrainMicroStep",
+    "in_reach",
+    "next_duty",
+]
 
 
 def next_duty(state: CellState, held: Holdings) -> Duty | None:
@@ -172,7 +86,7 @@ def _stop(state: CellState, held: Holdings) -> Duty | None:
 def _start_trainer(state: CellState, held: Holdings) -> Duty | None:
     if held.trainer_version is not None or state.in_pool:
         return None
-    path, version = _latest(state)
+    path, version = _reached(state)
     return StartTrainer(path=path, version=version)
 
 
@@ -180,12 +94,14 @@ def _start_engine(state: CellState, held: Holdings) -> Duty | None:
     """A training cell's dead engine waits until it goes back, then starts with the new weights."""
     if held.engine_version is not None or state.role == "training":
         return None
-    path, version = _latest(state)
+    path, version = _reached(state)
     return StartEngine(path=path, version=version)
 
 
 def _report_rollout(state: CellState, held: Holdings) -> Duty | None:
     if held.engine_version is None or state.engine_reported or state.role == "training":
+        return None
+    if held.engine_version == BEFORE_ALL:
         return None
     return ReportRollout(version=held.engine_version)
 
@@ -214,11 +130,20 @@ def _form_world(state: CellState, held: Holdings) -> Duty | None:
 def _save_checkpoint(state: CellState, held: Holdings) -> Duty | None:
     if not (state.is_core and state.burst_over) or state.orphaned:
         return None
-    if held.trainer_version != state.version:
+    if held.trainer_version != state.version or state.save_failed == state.version:
         return None
     if state.checkpoint is not None and state.checkpoint.version == state.version:
         return None
+    if held.saving == state.version:
+        return None
     return SaveCheckpoint(version=state.version)
+
+
+def _await_checkpoint(state: CellState, held: Holdings) -> Duty | None:
+    """After all else: what the cell can do meanwhile it does."""
+    if held.saving is None or held.saving != held.trainer_version or held.saving != state.version:
+        return None
+    return AwaitCheckpoint(version=held.saving)
 
 
 def _leave_training(state: CellState, held: Holdings) -> Duty | None:
@@ -229,6 +154,8 @@ def _leave_training(state: CellState, held: Holdings) -> Duty | None:
     if version < state.leave_version or (state.is_core and state.published < state.leave_version):
         return None
     current = held.engine_version == version
+    if not current and not in_reach(state):
+        return None
     return ReturnToRollout(checkpoint=None if current else state.checkpoint, version=version)
 
 
@@ -238,7 +165,25 @@ def _load_weights(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.engine_version is None or held.engine_version >= state.checkpoint.version:
         return None
+    if not in_reach(state):
+        return None
     return LoadWeights(checkpoint=state.checkpoint)
+
+
+def _offer(state: CellState, held: Holdings) -> Duty | None:
+    """Before anybody waits for it; again after a restore, under the new name."""
+    if not state.is_core or state.orphaned or not state.publishes_by_wire:
+        return None
+    if state.checkpoint is None or held.offered == state.checkpoint.version:
+        return None
+    return OfferCheckpoint(checkpoint=state.checkpoint)
+
+
+def in_reach(state: CellState) -> bool:
+    """Whether the durable checkpoint can be had now: from the disk, or as the core offers it."""
+    if state.checkpoint is None or not state.publishes_by_wire:
+        return True
+    return state.offered is not None and state.offered.version == state.checkpoint.version
 
 
 def _publish(state: CellState, held: Holdings) -> Duty | None:
@@ -299,18 +244,27 @@ def _train(state: CellState, held: Holdings) -> Duty | None:
         return None
     for index in batch.owned_by(state.cell):
         if index not in held.trained:
-            return TrainMicroStep(batch=batch, index=index, digest=batch.micro_steps[index])
+            digest, alone = batch.micro_steps[index], _leaves_the_rest(state, batch)
+            return TrainMicroStep(batch=batch, index=index, digest=digest, alone=alone)
     return None
+
+
+def _leaves_the_rest(state: CellState, batch: OpenBatch) -> bool:
+    """With fewer micro-steps left than cells, one taken ahead would wait here while another cell
+    could have it. A pipeline is kept full all the same: it would drain for it."""
+    if state.required_spec.training.layout.pipeline > 1:
+        return False
+    return len(batch.unclaimed()) < len(state.order)
 
 
 def _claim(state: CellState, held: Holdings) -> Duty | None:
     batch = _my_batch(state, held)
     if batch is None or batch.members is not None:
         return None
-    index = batch.unclaimed()
-    if index is None:
+    unclaimed = batch.unclaimed()
+    if not unclaimed:
         return None
-    return ClaimMicroStep(batch=batch, index=index, epoch=state.epoch)
+    return ClaimMicroStep(batch=batch, index=unclaimed[0], epoch=state.epoch)
 
 
 def _finish(state: CellState, held: Holdings) -> Duty | None:
@@ -337,6 +291,14 @@ def _my_batch(state: CellState, held: Holdings) -> OpenBatch | None:
     return batch if held.world_epoch == state.epoch else None
 
 
+def _reached(state: CellState) -> tuple[str | None, Version]:
+    """What this cell can read by itself to start with: without a disk that all share, a checkpoint
+    is the core's alone. The others start with the job's model, and are sent what they need."""
+    if state.publishes_by_wire and not state.is_core and state.checkpoint is not None:
+        return None, BEFORE_ALL
+    return _latest(state)
+
+
 def _latest(state: CellState) -> tuple[str | None, Version]:
     """Newest durable weights: the last checkpoint, else the job's own model as version 0."""
     if state.checkpoint is not None:
@@ -346,6 +308,7 @@ def _latest(state: CellState) -> tuple[str | None, Version]:
 
 _RULES: tuple[Callable[[CellState, Holdings], Duty | None], ...] = (
     _stop,
+    _offer,
     _start_engine,
     _start_trainer,
     _load_weights,
@@ -362,4 +325,5 @@ _RULES: tuple[Callable[[CellState, Holdings], Duty | None], ...] = (
     _claim,
     _finish,
     _report_broken,
+    _await_checkpoint,
 )

@@ -14,6 +14,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.events.lost import FactLost
 from gyre.core.cell import membership
 from gyre.core.cell.state import CellState, Checkpoint, Exposure, OpenBatch
@@ -104,7 +105,7 @@ def _micro_step_emitted(state: CellState, body: group_events.MicroStepEmitted) -
         state.batch.micro_steps[body.index] = body.digest
 
 
-def _micro_step_claimed(state: CellState, body: cell_events.MicroStepClaimed) -> None:
+def _micro_step_claimed(state: CellState, body: step_events.MicroStepClaimed) -> None:
     if state.batch is not None and state.batch.batch == body.batch:
         state.batch.owners[body.index] = (body.cell, body.epoch)
 
@@ -136,7 +137,7 @@ def _epoch_fenced(state: CellState, body: sched.EpochFenced) -> None:
     batch.fenced_epoch = body.epoch
 
 
-def _step_completed(state: CellState, body: cell_events.StepCompleted) -> None:
+def _step_completed(state: CellState, body: step_events.StepCompleted) -> None:
     """Of the open batch alone, as in the scheduler's own fold."""
     if state.batch is None or state.batch.batch != body.batch:
         return
@@ -219,12 +220,17 @@ def _world_broken(state: CellState, body: cell_events.WorldBroken) -> None:
 
 
 def _weights_exposed(state: CellState, body: cell_events.WeightsExposed) -> None:
-    state.exposure = Exposure(
+    exposure = Exposure(
         version=(body.lineage, body.version),
         host=body.host,
         port=body.port,
         checksum=body.checksum,
+        transport=body.transport,
     )
+    if body.source == "checkpoint":
+        state.offered = exposure
+    else:
+        state.exposure = exposure
 
 
 def _checkpoint_saved(state: CellState, body: cell_events.CheckpointSaved) -> None:
@@ -236,6 +242,16 @@ def _checkpoint_saved(state: CellState, body: cell_events.CheckpointSaved) -> No
     )
 
 
+def _checkpoint_failed(state: CellState, body: cell_events.CheckpointFailed) -> None:
+    if state.order[:1] == (body.cell,):
+        state.save_failed = (body.lineage, body.version)
+
+
+def _resume_requested(state: CellState, body: sched.ResumeRequested) -> None:
+    """Somebody has made room: it is tried again."""
+    state.save_failed = None
+
+
 def _weights_loaded(state: CellState, body: cell_events.WeightsLoaded) -> None:
     state.serving[body.cell] = (body.lineage, body.version)
 
@@ -244,6 +260,7 @@ def _weights_published(state: CellState, body: cell_events.WeightsPublished) -> 
     if state.orphaned or body.lineage != state.version[0]:
         return
     state.published = (body.lineage, body.version)
+    state.published_path = body.path
 
 
 _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
@@ -256,13 +273,14 @@ _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
     sched.BurstStarted: _burst_started,
     sched.BurstEnded: _burst_ended,
     sched.Restored: _restored,
+    sched.ResumeRequested: _resume_requested,
     sched.CellLost: membership.cell_left,
     sched.CellReleased: membership.cell_left,
     sched.CellJoined: membership.cell_joined,
     group_events.MicroStepEmitted: _micro_step_emitted,
-    cell_events.MicroStepClaimed: _micro_step_claimed,
+    step_events.MicroStepClaimed: _micro_step_claimed,
     cell_events.BatchJoined: _batch_joined,
-    cell_events.StepCompleted: _step_completed,
+    step_events.StepCompleted: _step_completed,
     cell_events.RoleChanged: _role_changed,
     cell_events.EngineLost: _engine_lost,
     cell_events.TrainerReady: _trainer_ready,
@@ -271,6 +289,7 @@ _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
     cell_events.WorldBroken: _world_broken,
     cell_events.WeightsExposed: _weights_exposed,
     cell_events.CheckpointSaved: _checkpoint_saved,
+    cell_events.CheckpointFailed: _checkpoint_failed,
     cell_events.WeightsLoaded: _weights_loaded,
     cell_events.WeightsPublished: _weights_published,
 }

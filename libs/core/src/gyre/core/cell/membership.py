@@ -5,6 +5,7 @@ from __future__ import annotations
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.cell.state import CellState
 
 # They say something of the cell that they name: void when it is none of the job's.
@@ -17,8 +18,9 @@ SAID_BY_A_CELL = (
     cell_events.WorldBroken,
     cell_events.WeightsExposed,
     cell_events.BatchJoined,
-    cell_events.MicroStepClaimed,
+    step_events.MicroStepClaimed,
     cell_events.WeightsLoaded,
+    cell_events.CheckpointFailed,
 )
 
 

@@ -21,12 +21,13 @@ class Checkpoint:
 
 @dataclass(slots=True, kw_only=True)
 class Exposure:
-    """Where the core serves its weights to joiners."""
+    """Where the core serves weights, and how."""
 
     version: Version
     host: str
     port: int
     checksum: str
+    transport: str = "tcp"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,9 +51,9 @@ class OpenBatch:
     final: bool = False
     fenced_epoch: int = 0
 
-    def unclaimed(self) -> int | None:
-        """Lowest micro-step that nobody owns, None when there is none."""
-        return next((i for i in sorted(self.micro_steps) if i not in self.owners), None)
+    def unclaimed(self) -> list[int]:
+        """Micro-steps that nobody owns, in order."""
+        return sorted(self.micro_steps.keys() - self.owners.keys())
 
     def owned_by(self, cell: int) -> list[int]:
         return sorted(i for i, owner in self.owners.items() if owner[0] == cell)
@@ -76,6 +77,10 @@ class CellState:
     doomed: one of the world's trainers is dead or has lost it: nobody connects to it any more.
     left_epoch: the last world that my own trainer left, by its death or its peers'.
     restored: what the core must hold again after its loss. initial: names the job's own model.
+    save_failed: what the core could not save, until the job is resumed.
+    published_path: of the checkpoint that was published last, None for the job's own model.
+    exposure, offered: where the core's trainer serves its weights to joiners, and the core's agent
+    the durable checkpoint to engines.
     serving: what each cell's engine is said to hold.
     """
 
@@ -113,7 +118,10 @@ class CellState:
     published: Version = (1, 0)
     checkpoint: Checkpoint | None = None
     restored: Version | None = None
+    save_failed: Version | None = None
+    published_path: str | None = None
     exposure: Exposure | None = None
+    offered: Exposure | None = None
     batch: OpenBatch | None = None
     serving: dict[int, Version] = field(default_factory=dict)
     in_rollout: set[int] = field(default_factory=set)
@@ -128,6 +136,11 @@ class CellState:
         return self.checkpoint.version if self.checkpoint is not None else self.initial
 
     @property
+    def publishes_by_wire(self) -> bool:
+        """Engines get checkpoints from the core's agent, not from a disk that all share."""
+        return self.spec is not None and self.spec.weights.publication == "tcp"
+
+    @property
     def required_spec(self) -> JobSpec:
         if self.spec is None:
             raise ValueError(f"cell {self.cell} has no job")
@@ -139,11 +152,14 @@ class Holdings:
     """What this agent's processes hold right now; never from the log.
 
     engine_version, trainer_version: weights they hold, None when the process is down.
-    trained: micro-steps of `accumulating` whose gradients the trainer has accumulated.
+    trained: micro-steps of `accumulating` that the trainer has taken in; it computes them before it
+    finishes the batch.
     world_epoch: the world its trainer stands in, 0 for none.
     broken_epoch: a world that failed under us; nothing is tried in it again.
     finished: the (batch, epoch) whose reduction is behind us; the core says what came of it.
     missed: a batch whose weights could not be had: it closed before we came.
+    offered: the checkpoint that this agent serves to others.
+    saving: weights whose checkpoint the trainer is writing while it goes on.
     """
 
     engine_version: Version | None = None
@@ -155,7 +171,9 @@ class Holdings:
     trained: set[int] = field(default_factory=set)
     finished: tuple[str, int] | None = None
     exposed: Version | None = None
+    offered: Version | None = None
     missed: str | None = None
+    saving: Version | None = None
 
     def clear(self) -> None:
         """Both processes are gone."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gyre.contracts.envelope import Envelope
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.report import emulation
 from gyre.core.scheduling import JobState, evolve
 from gyre.core.staleness import expected_staleness, mean_staleness
@@ -55,7 +56,7 @@ class RunClock:
         match body:
             case sched.Dispatched() if body.kind == "training" and self._dispatched is None:
                 self._dispatched = time
-            case cell_events.StepCompleted() if self.state.num_steps_done > done:
+            case step_events.StepCompleted() if self.state.num_steps_done > done:
                 self._steps.append((body.version, time))
             case cell_events.WeightsPublished():
                 self._published = time

@@ -62,6 +62,8 @@ def _outside_training(state: JobState) -> str | None:
 def _held_back(state: JobState) -> str | None:
     if not transitions.held_back(state):
         return None
+    if state.save_failed and state.paused:
+        return f"the job is paused: {state.pause_reason}"
     return "the job is paused" if state.paused else "the job is drained: no further burst begins"
 
 

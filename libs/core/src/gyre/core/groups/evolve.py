@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallsSealed
-from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed, StepCompleted
+from gyre.contracts.events.cells import BatchJoined
 from gyre.contracts.events.executions import Terminated
 from gyre.contracts.events.groups import (
     ExecutionQuarantined,
@@ -32,6 +32,7 @@ from gyre.contracts.events.scheduling import (
     TransitionStarted,
 )
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
+from gyre.contracts.events.steps import MicroStepClaimed, StepCompleted
 from gyre.core.advantage import Disposition, Outcome
 from gyre.core.execution import ended_by_itself
 from gyre.core.groups.state import Batch, Group, JobGroups, Scored

@@ -30,9 +30,11 @@ MAX_LOSSES = 3
 
 @dataclass(slots=True, kw_only=True)
 class ClusterState:
-    """online: registered cells. jobs: in the order of submission. sequence: last fact folded."""
+    """online: registered cells. agents: what each said of itself. jobs: in the order of submission.
+    sequence: last fact folded."""
 
     online: dict[int, str] = field(default_factory=dict)
+    agents: dict[int, cell_events.AgentOnline] = field(default_factory=dict)
     jobs: dict[str, JobState] = field(default_factory=dict)
     sequence: int = 0
 
@@ -46,6 +48,7 @@ def evolve_cluster(state: ClusterState, sequence: int, job: str, body: Body) -> 
     if job == CLUSTER:
         if isinstance(body, cell_events.AgentOnline):
             state.online[body.cell] = body.incarnation
+            state.agents[body.cell] = body
         return state
     is_ended = isinstance(body, FactLost) and body.execution is None
     if is_ended or isinstance(body, sched.JobSubmitted):

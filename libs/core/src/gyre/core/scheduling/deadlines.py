@@ -13,6 +13,7 @@ A role names the way a cell is on; `Cell.since` says from when. One leg takes at
 
 A satellite that goes back waits for the checkpoint, and the core for the engines: nobody's time
 runs while it waits for another cell, and a `restored` core gives everyone on the way back new time.
+Nor does it while the core could not save its checkpoint and the job waits to be resumed.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _of_publication(state: JobState, burst: Burst) -> Iterator[Deadline]:
     core = state.core
     leg = _leg(state, core)
     since = burst.since if core.since is None else core.since
+    if state.save_failed:
+        return  # it waits for the user
     if not _durable(state):
         yield _deadline(core, since, leg, "it saved no checkpoint")
         return

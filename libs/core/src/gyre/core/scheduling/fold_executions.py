@@ -27,11 +27,20 @@ def _cancel_requested(state: JobState, body: sched.CancelRequested) -> None:
 
 
 def _pause_requested(state: JobState, body: sched.PauseRequested) -> None:
-    state.paused = True
+    state.paused, state.pause_reason = True, body.reason
 
 
 def _resume_requested(state: JobState, body: sched.ResumeRequested) -> None:
-    state.paused = False
+    state.paused, state.pause_reason = False, ""
+    if not state.save_failed:
+        return
+    # Whoever waited for the checkpoint has waited for the user: everyone's time begins anew.
+    state.save_failed = False
+    if state.burst is not None and body.now is not None:
+        state.burst.since = body.now
+        for cell in state.in_order:
+            if cell.since is not None:
+                cell.since = body.now
 
 
 def _drain_requested(state: JobState, body: sched.DrainRequested) -> None:

@@ -9,6 +9,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.scheduling.state import Batch, Burst, JobState
 
 
@@ -42,7 +43,7 @@ def _stream_closed(state: JobState, body: group_events.StreamClosed) -> None:
         state.batch.num_micro_steps = body.num_micro_steps
 
 
-def _micro_step_claimed(state: JobState, body: cell_events.MicroStepClaimed) -> None:
+def _micro_step_claimed(state: JobState, body: step_events.MicroStepClaimed) -> None:
     """By a cell of the job: another's is void, and the micro-step is claimed anew."""
     if state.batch is None or state.batch.batch != body.batch:
         return
@@ -93,7 +94,7 @@ def _join_window_closed(state: JobState, body: sched.JoinWindowClosed) -> None:
         batch.members = body.members
 
 
-def _step_completed(state: JobState, body: cell_events.StepCompleted) -> None:
+def _step_completed(state: JobState, body: step_events.StepCompleted) -> None:
     """Of the open batch alone: one that comes again, or behind `restored`, is void."""
     if state.batch is None or state.batch.batch != body.batch:
         return
@@ -146,8 +147,17 @@ def _checkpoint_saved(state: JobState, body: cell_events.CheckpointSaved) -> Non
     if state.core_lost or body.lineage != state.lineage:
         return
     state.durable_version = body.version
+    state.save_failed = False
     state.num_restores = 0
     state.durable_path = body.path
+
+
+def _checkpoint_failed(state: JobState, body: cell_events.CheckpointFailed) -> None:
+    """The core holds the weights on and lives: what is missing is for the user to mend."""
+    if state.core_lost or body.lineage != state.lineage or state.order[:1] != (body.cell,):
+        return
+    state.paused, state.save_failed = True, True
+    state.pause_reason = f"version {body.version} could not be saved: {body.error}"
 
 
 def _restored(state: JobState, body: sched.Restored) -> None:
@@ -164,7 +174,7 @@ def _restored(state: JobState, body: sched.Restored) -> None:
     for cell in state.in_order:
         if cell.role == "to_rollout":
             cell.since = body.now
-    state.core_lost = False
+    state.core_lost = state.save_failed = False
     state.num_restores += 1
     # The burst's publication, which would have brought them, does not come.
     state.dispatch_due |= state.num_replacements_due > 0
@@ -186,9 +196,10 @@ HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     group_events.GroupReady: _group_ready,
     group_events.GroupClaimed: _group_claimed,
     group_events.StreamClosed: _stream_closed,
-    cell_events.MicroStepClaimed: _micro_step_claimed,
+    step_events.MicroStepClaimed: _micro_step_claimed,
     cell_events.BatchJoined: _batch_joined,
-    cell_events.StepCompleted: _step_completed,
+    step_events.StepCompleted: _step_completed,
     cell_events.CheckpointSaved: _checkpoint_saved,
+    cell_events.CheckpointFailed: _checkpoint_failed,
     cell_events.WeightsPublished: _weights_published,
 }

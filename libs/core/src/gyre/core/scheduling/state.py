@@ -51,7 +51,9 @@ class JobState:
     last_loss: the cell that was lost last, and why. core_lost: weights newer than the durable
     checkpoint are gone, or the core is another cell: nothing trains before `restored`.
     num_skipped_in_a_row: steps since the last one whose update was applied; last_skip: why.
-    paused: nothing new begins. drain_requested: why the job ends after the burst it is in.
+    paused: nothing new begins. pause_reason: why, "" while it is not. save_failed: the core could
+    not save what it holds, and tries again when the job is resumed.
+    drain_requested: why the job ends after the burst it is in.
     cancelled_sent, drained_sent: `executions_cancelled` is in the log, for the one or the other.
     unclaimed: v_d -> groups that no batch has claimed, ready or not, dropped ones left out.
     surplus_due: groups with N done and others unfinished. num_replacements_due: groups dropped
@@ -81,6 +83,8 @@ class JobState:
     cancel_requested: str | None = None
     cancelled_sent: bool = False
     paused: bool = False
+    pause_reason: str = ""
+    save_failed: bool = False
     drain_requested: str | None = None
     drained_sent: bool = False
     phase: Phase = "booting"

@@ -81,7 +81,7 @@ class Generation:
             self.stopped = reason
             self.wake.set()
 
-    def order(self) -> SamplingOrder:
+    def order(self, extra_key: str | None = None) -> SamplingOrder:
         """What the next attempt asks for: context and kept tokens go in."""
         kept = len(self.output_ids)
         context = self.input_ids
@@ -93,6 +93,7 @@ class Generation:
             temperature=self.temperature,
             seed=_seed(self.execution.seed, self.index, kept),
             stop_token_ids=self.stop_token_ids,
+            extra_key=extra_key,
         )
 
     def keep(self, engine: Engine, order: SamplingOrder, stream: EngineStream) -> None:

@@ -49,7 +49,8 @@ class Sample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOrder:
     """One attempt. rid: of fixed length, because engines match rids by prefix when they abort.
-    execution: whose contexts follow each other."""
+    execution: whose contexts follow each other. extra_key: keeps its cached prefixes from those
+    that were computed under other weights, in an engine that does not by itself."""
 
     rid: str
     execution: str
@@ -58,6 +59,7 @@ class SamplingOrder:
     temperature: float
     seed: int
     stop_token_ids: Sequence[int]
+    extra_key: str | None = None
 
 
 def version_of(event: bytes) -> bytes:

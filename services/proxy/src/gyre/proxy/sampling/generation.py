@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Awaitable, Callable
 
 from gyre.contracts.events.calls import CallRerouted
-from gyre.core.routing import Engine
+from gyre.core.routing import Engine, weight_version_name
 from gyre.proxy.executions import Execution, Registry
 from gyre.proxy.sampling.course import Generation, GenerationFailed, GenerationStopped
 from gyre.proxy.sampling.handover import HandOver
@@ -113,7 +113,7 @@ class Generator:
     async def _attempt(self, generation: Generation, engine: Engine) -> Reason:
         """Samples at one engine until the turn is whole or it must go on elsewhere; says why."""
         stream = self._engines.stream(engine.url, (engine.lineage, engine.version))
-        order = generation.order()
+        order = generation.order(self._cache_key(generation.execution.job, engine))
         if generation.queue_s is None:
             generation.queue_s = _now() - generation.began
         leaving = HandOver(self._engines, engine, order.rid, stream)
@@ -143,6 +143,14 @@ class Generator:
                 generation.left = Left(engine=engine, rid=order.rid, job=job)
         self._check(generation)
         return reason
+
+    def _cache_key(self, job: str, engine: Engine) -> str | None:
+        """Calls that run through a publication in place leave rows of the old weights in SGLang's
+        cache under no version; `local` tells them apart by itself."""
+        spec = self._registry.jobs[job]
+        if spec.weights.in_flight != "in_place" or spec.engine.kind == "local":
+            return None
+        return weight_version_name(engine.lineage, engine.version)
 
     async def _ran(self, stream: EngineStream, order: SamplingOrder) -> Reason:
         """Raises GenerationFailed if the engine refuses the order."""

@@ -79,8 +79,10 @@ class EngineStream:
     async def run(self, order: SamplingOrder) -> None:
         """Streams to the end. Raises EngineRefused, EngineBroken."""
         context = self._contexts.pieces(order.execution, order.input_ids)
+        key = {} if order.extra_key is None else {"extra_key": order.extra_key}
         rest = orjson.dumps(
             {
+                **key,
                 "rid": order.rid,
                 "stream": True,
                 "return_logprob": True,

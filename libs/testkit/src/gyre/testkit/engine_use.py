@@ -1,0 +1,41 @@
+"""What tests do to an engine between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gyre.cell_agent import engine_turn
+from gyre.cell_agent.engine.base import KV_CACHE, EngineClient
+from gyre.cell_agent.phases import now
+
+
+async def serve_weights(
+    engine: EngineClient, model: Path, version: str, *, flush_cache: bool = True
+) -> None:
+    """The weights of a directory under this name, as an agent gives them to an engine that serves:
+    what runs is retracted and goes on. With a flush no prefix stays cached."""
+    await engine.pause("retract")
+    await engine.update_weights_from_disk(
+        str(model), weight_version=version, flush_cache=flush_cache
+    )
+    await engine.resume()
+
+
+async def take_memory_again(engine: EngineClient) -> None:
+    """Of a `local` that another client may have drained: to it a needless resume is nothing."""
+    await engine.post("/resume_memory_occupation", {"tags": [KV_CACHE]})
+
+
+async def drain(
+    engine: EngineClient, deadline_s: float, *, switch: int = 0, num_moved: int = 0
+) -> None:
+    """As the engine's cell does on its way to training (`roles`), but for the weights, which stay.
+    switch: log sequence of the decision. num_moved: executions that it moves away."""
+    pinned_until = now() + engine_turn.PIN_S
+    async with asyncio.timeout(deadline_s):
+        await engine_turn.stop_admitting(engine, pinned_until)
+        told_until = min(pinned_until, now() + engine_turn.ANNOUNCE_S)
+        await engine_turn.spoken_for(engine, switch, num_moved, told_until)
+        await engine_turn.copied_away(engine, pinned_until)
+        await engine.release_memory()
