@@ -25,10 +25,11 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.roles import PIN_S, drain
+from gyre.cell_agent.engine_turn import PIN_S
 from gyre.contracts.events.calls import CallRecorded, Moved
 from gyre.testkit.benches import write_report
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_use import drain
 from gyre.testkit.proxy_world import Client, Facts, RunningProxy, local_engine, running_proxy
 from gyre.testkit.tiny_model import make_tiny_model
 

@@ -44,7 +44,7 @@ from gyre.testkit.branching_calls import calls_of_contexts
 from gyre.testkit.draws import draw_samples
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.trainer_in_process import (
-    OBJECTIVE,
+    add_gradient,
     embedded_tokens,
     make_trainer,
     start_world,
@@ -147,12 +147,9 @@ class Bench:
 
     def cost(self, packed: PackedMicroStep) -> Cost:
         """Forward and backward."""
-        from gyre.cell_agent.trainer.passes import add_gradient
-
-        self.trainer.model.zero_grad_buffer()
         wall, processor = time.perf_counter(), time.process_time()
         with embedded_tokens(self.trainer) as counted:
-            add_gradient(self.trainer.model, packed, OBJECTIVE)
+            add_gradient(self.trainer, packed)
         return Cost(
             wall_s=time.perf_counter() - wall,
             processor_s=time.process_time() - processor,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.contracts.events.cells import StepStatistics
-from gyre.testkit.simulated_cell import SimulatedEngine
+from gyre.contracts.events.steps import StepStatistics
+from gyre.testkit.simulated_engine import SimulatedEngine
 from gyre.testkit.simulated_trainer import SimulatedTrainer
 from gyre.testkit.specs import job_spec
 from gyre.testkit.training_world import Strike, TrainingWorld
@@ -22,14 +22,15 @@ from gyre.testkit.virtual_time import run_virtual
 
 ENGINE_CALLS = (
     *("abort", "num_requests", "pause", "resume", "release_memory", "resume_memory"),
-    *("update_weights_from_disk", "checksum", "num_pins", "num_announced"),
+    *("update_weights_from_disk", "confirm_directory", "num_pins", "num_announced"),
+    *("generate", "ready"),
 )
 
 # In a process of its own: importing the real trainer patches torch for the whole process.
 _PROBE = """
 import inspect, json
 from gyre.cell_agent.trainer.commands import NAMES, TrainerCommands
-from gyre.cell_agent.trainer.statistics import Totals
+from gyre.cell_agent.trainer.batch_record import BatchRecord
 commands = {
     name: {
         p.name: p.default is inspect.Parameter.empty
@@ -38,7 +39,7 @@ commands = {
     }
     for name in NAMES
 }
-print(json.dumps({"commands": commands, "statistics": sorted(Totals().as_step())}))
+print(json.dumps({"commands": commands, "statistics": sorted(BatchRecord().statistics())}))
 """
 
 
@@ -54,7 +55,8 @@ def _real_trainer() -> dict[str, Any]:
 
 @cache
 def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
-    """A run in which the core is lost after its first checkpoint, so that it is loaded again."""
+    """A run in which the core is lost after its first checkpoint, so that it is loaded again. It is
+    asked how far a checkpoint is."""
     with tempfile.TemporaryDirectory() as home:
         world = TrainingWorld(
             spec=job_spec(
@@ -65,6 +67,7 @@ def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
                 phi=1 / 3,
                 num_steps=4,
                 tau_s=0.0,
+                sections={"training": {"checkpoint": {"asynchronous": True}}},
             ),
             home=Path(home),
             seed=1,
@@ -78,7 +81,9 @@ def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
 
 def test_every_call_of_an_agent_fits_the_real_trainers_command() -> None:
     calls, commands = _calls_of_a_run(), _real_trainer()["commands"]
-    assert {name for name, _ in calls} == set(commands) - {"save_gradients", "checksum", "status"}
+    # For tests, and for a machine with a GPU.
+    others = {"save_gradients", "checksum", "status", "memory", "micro_step"}
+    assert {name for name, _ in calls} == set(commands) - others
     for name, arguments in calls:
         required = {argument for argument, must in commands[name].items() if must}
         assert required <= set(arguments) <= set(commands[name]), name

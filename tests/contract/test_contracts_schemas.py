@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from gyre.contracts.codec import UndecodableEvent, decode, decode_trusted, encode, make_envelope
 from gyre.contracts.envelope import Body, Envelope
-from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.registry import EVENT_TYPES, event
 from gyre.testkit.examples import example_events
 
@@ -122,11 +122,11 @@ def test_no_event_has_a_field_for_a_secret(name: str) -> None:
 def test_a_step_with_a_non_finite_gradient_can_be_read_again(value: float) -> None:
     """`skipped` steps report the norm that made them skip."""
     example = EXAMPLES["step_completed"].body
-    assert isinstance(example, cell_events.StepCompleted)
+    assert isinstance(example, step_events.StepCompleted)
     statistics = example.statistics.model_copy(update={"grad_norm": value})
     body = example.model_copy(update={"statistics": statistics})
     read = decode(encode(_enveloped(body))).body
-    assert isinstance(read, cell_events.StepCompleted)
+    assert isinstance(read, step_events.StepCompleted)
     assert repr(read.statistics.grad_norm) == repr(value)
 
 

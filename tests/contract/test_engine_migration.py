@@ -11,8 +11,8 @@ import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, Generation
 from gyre.cell_agent.engine.local.blocks import BLOCK_TOKENS
-from gyre.cell_agent.roles import drain
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_use import drain, serve_weights
 from gyre.testkit.migration_world import (
     DEADLINE_S,
     KEY,
@@ -82,7 +82,7 @@ async def test_a_publication_between_pin_and_copy_makes_the_prefix_useless(
     tokens = [*PROMPT, *partial.output_ids]
     at = source if published == "source" else destination
     # Without a flush the blocks are still there: only their version keeps them from being used.
-    await at.update_weights_from_disk(str(models[1]), weight_version="w1", flush_cache=False)
+    await serve_weights(at, models[1], "w1", flush_cache=False)
     answer = await pull(destination, source, "old-000", tokens)
     assert not answer["success"]
     assert answer["copied_tokens"] == 0
@@ -95,9 +95,7 @@ async def test_a_publication_between_copy_and_call_makes_the_prefix_useless(
     partial = await cut(source, "late-00")
     tokens = [*PROMPT, *partial.output_ids]
     assert (await pull(destination, source, "late-00", tokens))["success"]
-    await destination.update_weights_from_disk(
-        str(models[1]), weight_version="w1", flush_cache=False
-    )
+    await serve_weights(destination, models[1], "w1", flush_cache=False)
     answered = await continued(destination, tokens, "late-01")
     assert answered.cached_tokens == 0
     assert answered.weight_version == "w1"
@@ -130,7 +128,7 @@ async def test_a_drain_waits_for_pins_but_never_longer_than_their_deadline(
     async def call(rid: str) -> Generation:
         return await source.generate(input_ids=PROMPT, sampling_params=SAMPLING, rid=rid)
 
-    monkeypatch.setattr("gyre.cell_agent.roles.PIN_S", 1.0)
+    monkeypatch.setattr("gyre.cell_agent.engine_turn.PIN_S", 1.0)
     for rid, released in (("drain-0", True), ("drain-1", False)):
         running = asyncio.create_task(call(rid))
         while not (await source.loads())["num_running_reqs"]:

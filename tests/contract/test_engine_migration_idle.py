@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.roles import PIN_S, drain
+from gyre.cell_agent.engine_turn import PIN_S
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_use import drain
 from gyre.testkit.migration_world import (
     PROMPT,
     SAMPLING,
@@ -35,7 +36,7 @@ NUMBERS = itertools.count(1)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that waits in vain waits for as long as it may, so that it shows."""
-    monkeypatch.setattr("gyre.cell_agent.roles.ANNOUNCE_S", PIN_S)
+    monkeypatch.setattr("gyre.cell_agent.engine_turn.ANNOUNCE_S", PIN_S)
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ async def test_a_drain_waits_for_what_is_announced_to_be_copied(
 async def test_a_drain_waits_for_an_announcement_only_where_executions_move(
     source: EngineClient, switch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gyre.cell_agent.roles.ANNOUNCE_S", 0.5)
+    monkeypatch.setattr("gyre.cell_agent.engine_turn.ANNOUNCE_S", 0.5)
     for num_moved, at_least in ((0, 0.0), (3, 0.5)):
         began = time.monotonic()
         await drain(source, 20.0, switch=switch, num_moved=num_moved)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import pickle
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
-from safetensors.torch import load_file, save
 
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, Generation
 from gyre.testkit.engine_server import RunningEngine, engine
+from gyre.testkit.engine_use import serve_weights
 
 __all__ = ["engine"]
 
@@ -28,8 +24,8 @@ DEADLINE_S = 60.0
 @pytest.fixture
 async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
     """Starts every test with `models[0]` as `w0`."""
-    async with EngineClient(engine.url) as made:
-        await made.update_weights_from_disk(str(engine.models[0]), weight_version="w0")
+    async with engine.client() as made:
+        await serve_weights(made, engine.models[0], "w0")
         yield made
         await made.resume()
         await made.abort()
@@ -54,31 +50,46 @@ async def test_new_weights_answer_differently_and_old_ones_as_before(
     engine: RunningEngine, client: EngineClient
 ) -> None:
     before, digest = await greedy(client, "n1"), await client.checksum()
-    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    await serve_weights(client, engine.models[1], "w1")
     assert await client.weight_version() == "w1"
     assert (await client.model_info())["model_path"] == str(engine.models[1])
     assert await greedy(client, "n2") != before
     assert await client.checksum() != digest
-    await client.update_weights_from_disk(str(engine.models[0]), weight_version="w2")
+    await serve_weights(client, engine.models[0], "w2")
     assert (await greedy(client, "n3"), await client.checksum()) == (before, digest)
 
 
 async def test_an_update_drops_cached_prefixes(engine: RunningEngine, client: EngineClient) -> None:
     await greedy(client, "k1")
-    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    await serve_weights(client, engine.models[1], "w1")
     answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid="k2")
     assert answer.cached_tokens == 0
 
 
-async def test_an_unpaused_update_waits_for_running_requests(
+async def test_an_engine_held_after_what_runs_ends_on_the_old_weights_and_begins_on_the_new(
     engine: RunningEngine, client: EngineClient
 ) -> None:
-    call = start(client, "wait-1")
+    call = start(client, "hold-1")
     await until_running(client)
-    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    holding = asyncio.create_task(client.pause_after_running(DEADLINE_S))
     answer = await asyncio.wait_for(call, DEADLINE_S)
+    await holding
+    late = asyncio.create_task(greedy(client, "hold-2"))
+    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    assert not late.done()
+    await client.resume()
     assert (len(answer.output_ids), answer.finish_type) == (1900, "length")
     assert [span.version for span in answer.spans] == ["w0"]
+    assert await asyncio.wait_for(late, DEADLINE_S) == await greedy(client, "hold-3")
+    assert await client.weight_version() == "w1"
+
+
+async def test_an_engine_that_serves_is_never_given_weights(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    with pytest.raises(EngineRefusedError, match="not paused"):
+        await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
+    assert await client.weight_version() == "w0"
 
 
 async def test_an_update_that_aborts_all_ends_them_first(
@@ -144,8 +155,10 @@ async def test_an_in_place_update_that_must_flush_answers_400_but_is_done(
 
 async def test_a_checkpoint_that_is_not_there_changes_nothing(client: EngineClient) -> None:
     before = await greedy(client, "m1")
-    with pytest.raises(EngineRefusedError):
+    await client.pause("retract")
+    with pytest.raises(EngineRefusedError, match="update_weights_from_disk"):
         await client.update_weights_from_disk("/nonexistent", weight_version="w9")
+    await client.resume()
     assert await client.weight_version() == "w0"
     assert await greedy(client, "m2") == before
 
@@ -159,99 +172,47 @@ async def test_the_version_can_be_renamed(client: EngineClient) -> None:
 
 async def test_memory_can_be_released_and_resumed(client: EngineClient) -> None:
     before = await greedy(client, "f1")
+    await client.pause("in_place")
     await client.release_memory()
     await client.resume_memory()
+    await client.resume()
     answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid="f2")
     assert (answer.output_ids, answer.cached_tokens) == (before, 0)
+
+
+async def test_memory_that_was_not_released_is_not_resumed(client: EngineClient) -> None:
+    before = await greedy(client, "g1")
+    await client.resume_memory()
+    await client.pause("in_place")
+    await client.release_memory()
+    await client.resume_memory(("weights", "kv_cache"))
+    await client.resume_memory()
+    await client.resume()
+    assert await greedy(client, "g2") == before
 
 
 async def test_a_busy_engine_is_never_asked_to_release_memory(client: EngineClient) -> None:
     call = start(client, "busy-1")
     await until_running(client)
+    with pytest.raises(EngineRefusedError, match="not paused"):
+        await client.release_memory()
+    await client.pause("in_place")
     with pytest.raises(EngineRefusedError, match="busy"):
         await client.release_memory()
+    await client.resume_memory()
+    await client.resume()
     await client.abort("busy-1")
     await asyncio.wait_for(call, DEADLINE_S)
 
 
-# From here on: tensor updates, where `local` takes safetensors and refuses pickles.
-
-
-@pytest.fixture
-def local_only(engine: RunningEngine) -> None:
-    if engine.kind != "local":
-        pytest.skip("the real server takes pickles, and dies of a wrong shape")
-
-
-async def send_tensors(
-    url: str, payload: bytes, *, session: bool = True, **more: Any
-) -> httpx.Response:
-    body = {"serialized_named_tensors": [base64.b64encode(payload).decode()], **more}
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        if session:
-            assert (await http.post("/begin_weight_update", json={})).status_code == 200
-        answer = await http.post("/update_weights_from_tensor", json=body)
-        if session:
-            assert (await http.post("/end_weight_update", json={})).status_code == 200
-    return answer
-
-
-@pytest.mark.usefixtures("local_only")
-async def test_tensors_update_the_weights_and_the_version(
-    engine: RunningEngine, client: EngineClient
+async def test_what_waits_behind_a_pause_lets_the_memory_go_and_runs_afterwards(
+    client: EngineClient,
 ) -> None:
-    await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
-    expected = await greedy(client, "x1"), await client.checksum()
-    await client.update_weights_from_disk(str(engine.models[0]), weight_version="w0")
-    payload = save(load_file(Path(engine.models[1], "model.safetensors")))
-    answer = await send_tensors(engine.url, payload, weight_version="t1")
-    assert answer.json()["success"] is True
-    assert await client.weight_version() == "t1"
-    assert (await greedy(client, "x2"), await client.checksum()) == expected
-
-
-@pytest.mark.usefixtures("local_only")
-async def test_a_part_of_the_parameters_may_be_updated(
-    engine: RunningEngine, client: EngineClient
-) -> None:
-    state = load_file(Path(engine.models[0], "model.safetensors"))
-    changed = {"model.norm.weight": state["model.norm.weight"] * 2}
-    before = await client.checksum()
-    assert (await send_tensors(engine.url, save(changed))).status_code == 200
-    assert await client.checksum() != before
-
-
-@pytest.mark.usefixtures("local_only")
-@pytest.mark.parametrize(
-    ("payload", "says"),
-    [
-        (pickle.dumps([("model.norm.weight", [1.0])]), "safetensors"),
-        (save({"model.norm.weight": torch.zeros(3)}), "wrong shape"),
-        (save({"nope.weight": torch.zeros(3)}), "unknown parameters"),
-    ],
-)
-async def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
-    engine: RunningEngine, client: EngineClient, payload: bytes, says: str
-) -> None:
-    before = await client.checksum()
-    answer = await send_tensors(engine.url, payload)
-    assert answer.status_code == 400
-    assert answer.json()["success"] is False
-    assert says in answer.json()["message"]
-    assert await client.checksum() == before
-
-
-@pytest.mark.usefixtures("local_only")
-async def test_a_tensor_update_needs_a_session(engine: RunningEngine, client: EngineClient) -> None:
-    payload = save({"model.norm.weight": torch.ones(64)})
-    answer = await send_tensors(engine.url, payload, session=False)
-    assert (answer.status_code, answer.json()["success"]) == (400, False)
-
-
-async def test_a_session_is_opened_and_closed_once(engine: RunningEngine) -> None:
-    async with httpx.AsyncClient(base_url=engine.url, timeout=30) as http:
-        opened = await http.post("/begin_weight_update", json={"selector": "all"})
-        twice = await http.post("/begin_weight_update", json={})
-        closed = await http.post("/end_weight_update", json={})
-        again = await http.post("/end_weight_update", json={})
-    assert [r.status_code for r in (opened, twice, closed, again)] == [200, 400, 200, 400]
+    call = start(client, "behind-1")
+    await until_running(client)
+    await client.pause("retract")
+    await client.release_memory()
+    await client.resume_memory()
+    await client.resume()
+    answer = await asyncio.wait_for(call, DEADLINE_S)
+    assert (len(answer.output_ids), answer.finish_type) == (1900, "length")

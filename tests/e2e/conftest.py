@@ -35,11 +35,16 @@ class Stack:
     blobs: DirectoryBlobStore
 
     def until(
-        self, job: str, done: Callable[[JobView], bool], *, may_be_away: bool = False
+        self,
+        job: str,
+        done: Callable[[JobView], bool],
+        *,
+        may_be_away: bool = False,
+        deadline_s: float = JOB_DEADLINE_S,
     ) -> JobView:
         """The job's view as soon as it is `done`. may_be_away: the scheduler is killed on purpose,
         and asked again until it is back."""
-        deadline = time.monotonic() + JOB_DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         last: object = "nothing"
         while True:
             try:
@@ -52,10 +57,14 @@ class Stack:
             assert time.monotonic() < deadline, f"not there yet: {last}"
             time.sleep(0.2)
 
-    def ended(self, job: str, *, may_be_away: bool = False) -> JobView:
+    def ended(
+        self, job: str, *, may_be_away: bool = False, deadline_s: float = JOB_DEADLINE_S
+    ) -> JobView:
         """The job's last view."""
         over = ("succeeded", "failed", "cancelled")
-        return self.until(job, lambda view: view.status in over, may_be_away=may_be_away)
+        return self.until(
+            job, lambda view: view.status in over, may_be_away=may_be_away, deadline_s=deadline_s
+        )
 
     def read(self, job: str) -> tuple[list[Fact], list[Fact]]:
         """The job's facts and calls."""

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyre.cli.app import app
-from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.step_record import StepRecord
 from gyre.testkit.log_audit import first_decision_that_differs
 from gyre.testkit.small_job import write_small_job
@@ -28,7 +28,7 @@ def test_a_job_whose_engines_never_match_its_trainer_stops_and_names_the_version
     name = stack.client.submit(job).id
     view = stack.ended(name)
     facts, _ = stack.read(name)
-    steps = [fact.body for fact in facts if isinstance(fact.body, cell_events.StepCompleted)]
+    steps = [fact.body for fact in facts if isinstance(fact.body, step_events.StepCompleted)]
 
     assert view.status == "failed"
     assert view.reason.startswith("2 steps in a row were not applied: mismatch: ")
@@ -46,7 +46,7 @@ def test_a_job_whose_engines_never_match_its_trainer_stops_and_names_the_version
     _report_shows_it(stack.home, name, tmp_path / "report", steps)
 
 
-def _is_one_policy_in_two_programs(statistics: cell_events.StepStatistics) -> None:
+def _is_one_policy_in_two_programs(statistics: step_events.StepStatistics) -> None:
     """Engine and trainer compute one policy in float32: what differs is rounding."""
     (mismatch, *_) = statistics.mismatches
     assert mismatch.version == 0
@@ -57,7 +57,7 @@ def _is_one_policy_in_two_programs(statistics: cell_events.StepStatistics) -> No
 
 
 def _report_shows_it(
-    home: Path, name: str, out: Path, steps: list[cell_events.StepCompleted]
+    home: Path, name: str, out: Path, steps: list[step_events.StepCompleted]
 ) -> None:
     printed = CliRunner().invoke(app, ["report", name, "--home", str(home), "--out", str(out)])
     assert printed.exit_code == 0, printed.output

@@ -13,7 +13,7 @@ import pytest
 
 from gyre.adapters.journal import Fact
 from gyre.contracts.events.calls import CallRecorded
-from gyre.contracts.events.cells import StepStatistics
+from gyre.contracts.events.steps import StepStatistics
 from gyre.core.report import RunReport
 from gyre.testkit.branching_agent import LEAVES, write_branching_job
 from gyre.testkit.consumption_audit import audit_consumption, job_of

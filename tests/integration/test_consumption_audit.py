@@ -16,8 +16,8 @@ from gyre.adapters.journal import Fact, Journal
 from gyre.adapters.microsteps import decode_microstep, encode_microstep
 from gyre.contracts import subjects
 from gyre.contracts.events.calls import CallRecorded
-from gyre.contracts.events.cells import NO_STATISTICS, MicroStepOwner, StepCompleted
 from gyre.contracts.events.groups import MicroStepEmitted
+from gyre.contracts.events.steps import NO_STATISTICS, MicroStepOwner, StepCompleted
 from gyre.core.microstep import NO_EDGE, Edge, MicroStep, Row, TreeBlock
 from gyre.testkit.consumption_audit import audit_consumption
 from gyre.testkit.trajectory_world import World, small_spec

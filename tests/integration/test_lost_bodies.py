@@ -17,13 +17,13 @@ from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts import subjects
 from gyre.contracts.codec import BodyElsewhere, decode
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.cells import MicroStepClaimed
 from gyre.contracts.events.groups import (
     ExecutionQuarantined,
     GroupReady,
     MicroStepEmitted,
     StreamClosed,
 )
+from gyre.contracts.events.steps import MicroStepClaimed
 from gyre.testkit.execution_world import until
 from gyre.testkit.trajectory_world import World, small_spec
 from gyre.trajectory.handlers import Trajectories

@@ -19,7 +19,6 @@ from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
-from gyre.contracts.events.cells import MicroStepClaimed
 from gyre.contracts.events.groups import (
     ExecutionQuarantined,
     GroupReady,
@@ -28,6 +27,7 @@ from gyre.contracts.events.groups import (
 )
 from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scheduling import JobFinished
+from gyre.contracts.events.steps import MicroStepClaimed
 from gyre.core.report import RunReport
 from gyre.scheduler.loop import SchedulerLoop
 from gyre.testkit.execution_world import until

@@ -15,9 +15,10 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.roles import PIN_S, drain
+from gyre.cell_agent.engine_turn import PIN_S
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_use import drain, serve_weights, take_memory_again
 from gyre.testkit.migration_world import models
 from gyre.testkit.proxy_world import Facts, LocalEngine, RunningProxy, local_engine, running_proxy
 
@@ -59,7 +60,7 @@ def slow_engine(
 @pytest.fixture
 async def source(slow_engine: LocalEngine) -> LocalEngine:
     async with EngineClient(slow_engine.url) as engine:
-        await engine.resume_memory()
+        await take_memory_again(engine)
         await engine.resume()
     return slow_engine
 
@@ -168,10 +169,10 @@ async def test_other_weights_at_the_destination_compute_it_again(
     await facts.rollout(0, source.url)
     await facts.rollout(1, destination.url, version=1)
     async with EngineClient(destination.url) as engine:
-        await engine.update_weights_from_disk(str(models[1]), weight_version="0.1")
+        await serve_weights(engine, models[1], "0.1")
         async with running_proxy(log) as served:
             call, moved, took = await switched(served, facts, source)
-        await engine.update_weights_from_disk(str(models[0]), weight_version="0.0")
+        await serve_weights(engine, models[0], "0.0")
     assert moved.tokens_migrated == 0
     assert moved.tokens_prefilled_again == call.num_input_tokens + moved.tokens_kept
     assert took < PIN_S

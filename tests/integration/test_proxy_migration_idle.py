@@ -17,9 +17,10 @@ from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.roles import PIN_S, drain
+from gyre.cell_agent.engine_turn import PIN_S
 from gyre.contracts.events.calls import CallRecorded, CallRerouted, CallsSealed
 from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_use import drain, serve_weights, take_memory_again
 from gyre.testkit.migration_world import models
 from gyre.testkit.proxy_world import (
     Client,
@@ -52,7 +53,7 @@ def engines(
 async def emptied(engine: LocalEngine) -> LocalEngine:
     """Serving, with an empty cache."""
     async with EngineClient(engine.url) as client:
-        await client.resume_memory()
+        await take_memory_again(client)
         await client.resume()
         await client.flush_cache(5.0)
     return engine
@@ -61,7 +62,7 @@ async def emptied(engine: LocalEngine) -> LocalEngine:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that waits in vain waits for as long as it may, so that it shows."""
-    monkeypatch.setattr("gyre.cell_agent.roles.ANNOUNCE_S", PIN_S)
+    monkeypatch.setattr("gyre.cell_agent.engine_turn.ANNOUNCE_S", PIN_S)
 
 
 @pytest.fixture
@@ -255,12 +256,12 @@ async def test_other_weights_at_the_destination_are_no_cost_of_the_switch(
     await facts.rollout(0, source.url)
     await facts.rollout(1, destination.url, version=1)
     async with EngineClient(destination.url) as engine:
-        await engine.update_weights_from_disk(str(models[1]), weight_version="0.1")
+        await serve_weights(engine, models[1], "0.1")
         async with running_proxy(log) as served:
             execution, client = await idle(served, facts)
             took = await switched(facts, source, execution)
             await client.chat("and then?")
-        await engine.update_weights_from_disk(str(models[0]), weight_version="0.0")
+        await serve_weights(engine, models[0], "0.0")
     call = await last_call(facts, execution)
     assert call.moved is None
     assert call.num_cached_tokens == 0

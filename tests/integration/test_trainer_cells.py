@@ -4,58 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
 
+from gyre.cell_agent.group import TrainerGroup
 from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused
-from gyre.cell_agent.trainer.weights_io import read_weights
 from gyre.core.microstep import MicroStep
+from gyre.testkit.plain_batch import largest_difference, plain_run
 from gyre.testkit.trainer_cells import (
     CALL_S,
     NORMALIZER,
-    OBJECTIVE,
     Cells,
     batch_of_steps,
     running,
 )
-from gyre.testkit.training import (
-    PlainPolicy,
-    make_executions,
-    make_micro_step,
-    plain_gradients,
-)
+from gyre.testkit.training import make_executions, make_micro_step
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plain:
-    loss: float
-    gradients: dict[str, torch.Tensor]
-
-
-def plain_run(model: Path, steps: Sequence[MicroStep], dtype: torch.dtype) -> Plain:
-    weights = {name: w.to(dtype) for name, w in read_weights(model).items()}
-    policy = PlainPolicy(weights, json.loads((model / "config.json").read_text()))
-    loss = plain_gradients(policy, steps, OBJECTIVE)
-    return Plain(loss=loss, gradients=policy.gradients())
-
-
-def largest_difference(
-    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
-) -> float:
-    """Relative, by tensor: |found - expected| / |expected| in the 2-norm."""
-    assert found.keys() == expected.keys()
-    return max(
-        ((found[name] - expected[name]).norm() / expected[name].norm()).item() for name in expected
-    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -254,3 +225,43 @@ async def test_a_death_after_the_update_leaves_the_update_standing(
         where = {"host": served["host"], "port": served["port"]}
         await survivor.call("pull_weights", CALL_S, **where, version=4, lineage=0)
     assert await survivor.call("checksum", CALL_S) == await core.call("checksum", CALL_S)
+
+
+async def test_two_cells_checkpoint_is_resumed_by_one_and_by_three(
+    fresh: Cells, tmp_path: Path
+) -> None:
+    """It says nothing of cells. The next core is another process each time, and has never updated:
+    the losses and the norm are the undisturbed run's all the same."""
+    first, second, third = fresh.trainers
+    await one_step(fresh, [first, second], 3, batch_of_steps("b0"))
+    directory = tmp_path / "l0-v00004"
+    await first.call("save_checkpoint", CALL_S, directory=directory)
+    steps = batch_of_steps("b1", seed=1)
+    undisturbed = await one_step(fresh, [first, second], 4, steps)
+
+    for lineage, members in enumerate(([third], [second, third, first]), start=1):
+        for place, member in enumerate(members):
+            asked = {"directory": directory, "lineage": lineage, "optimizer": place == 0}
+            await member.call("load_checkpoint", CALL_S, **asked)
+        resumed = await one_step(fresh, members, 4, steps)
+        assert resumed["grad_norm"] == pytest.approx(undisturbed["grad_norm"], rel=1e-5)
+        assert resumed["statistics"]["loss"] == pytest.approx(
+            undisturbed["statistics"]["loss"], rel=1e-5
+        )
+        names = [await member.call("checksum", CALL_S) for member in members]
+        assert {(name["version"], name["lineage"]) for name in names} == {(5, lineage)}
+        assert len({name["checksum"] for name in names}) == 1
+
+
+async def one_step(
+    cells: Cells, members: Sequence[TrainerGroup], version: int, steps: Sequence[MicroStep]
+) -> dict[str, Any]:
+    """The core's answer. Micro-steps go round the members."""
+    await cells.form(members)
+    await cells.begin(members, steps[0].batch, version)
+    await asyncio.gather(
+        *(cells.train(member, steps[place :: len(members)]) for place, member in enumerate(members))
+    )
+    core, *_ = await cells.finish(members)
+    assert isinstance(core, dict), core
+    return core

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from gyre.cell_agent.engine.local.weights import read_checkpoint
 from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
 from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.cell_agent.trainer.weights_io import read_weights
-from gyre.contracts.job import ObjectiveSection, OptimizerSection
+from gyre.cell_agent.weights.base import WEIGHTS_KEY
+from gyre.contracts.job import ObjectiveSection
+from gyre.contracts.training_job import OptimizerSection
 from gyre.core.microstep import MicroStep
+from gyre.testkit.nats_server import free_port
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.training import make_executions, make_micro_step
 
@@ -40,7 +44,8 @@ SECTIONS: dict[str, Any] = {
 
 
 async def start(model: Path, **environment: str) -> TrainerProcess:
-    trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=model), environment=environment)
+    told = {WEIGHTS_KEY: "of the job", **environment}
+    trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=model), environment=told)
     await trainer.start(CALL_S)
     await trainer.call("configure", CALL_S, **SECTIONS)
     await trainer.call("form_world", CALL_S, epoch=0, rank=0, size=1, timeout_s=5.0)
@@ -85,6 +90,21 @@ async def one_update(trainer: TrainerProcess, version: int, directory: Path) -> 
     path = stored(some_step(batch, seed=version), directory)
     await trainer.call("micro_step", CALL_S, path=path)
     return await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)
+
+
+@pytest.mark.slow
+async def test_a_body_that_cannot_be_had_now_costs_nothing_of_what_is_accumulated(
+    trainer: TrainerProcess, tmp_path: Path
+) -> None:
+    """Slow: a fetch waits for its server to come back."""
+    steps = [replace(some_step("b0", seed), index=seed) for seed in range(2)]
+    await trainer.call("begin_batch", CALL_S, batch="b0", version=0)
+    await trainer.call("submit_step", CALL_S, source=stored(steps[0], tmp_path))
+    away = f"http://127.0.0.1:{free_port()}/blobs/{'0' * 64}"
+    with pytest.raises(TrainerRefused, match=r"body_unavailable.*refused"):
+        await trainer.call("submit_step", CALL_S, source=away, digest="0" * 64)
+    await trainer.call("submit_step", CALL_S, source=stored(steps[1], tmp_path))
+    assert (await trainer.call("flush_steps", CALL_S))["trained"] == [0, 1]
 
 
 async def test_a_checkpoint_resumes_to_the_identical_next_step(
@@ -154,7 +174,7 @@ async def test_offloaded_buffers_come_back_empty_and_usable(
     trainer: TrainerProcess, model: Path, tmp_path: Path
 ) -> None:
     await one_update(trainer, 0, tmp_path)
-    await trainer.call("offload", CALL_S)
+    await trainer.call("offload", CALL_S, directory=tmp_path / "parked")
     with pytest.raises(TrainerRefused, match="restore first"):
         await trainer.call("begin_batch", CALL_S, batch="b1", version=1)
     await trainer.call("restore", CALL_S)
@@ -197,7 +217,7 @@ async def test_refusals_are_classified_and_the_trainer_lives(
         ("micro_step", {"path": path, "digest": "0" * 64}, "bad_micro_step"),
         ("micro_step", {"path": stored(some_step("other", seed=0), tmp_path)}, "wrong_state"),
         ("load_weights", {"path": model, "version": 1, "lineage": 0}, "wrong_state"),
-        ("offload", {}, "wrong_state"),
+        ("offload", {"directory": tmp_path}, "wrong_state"),
         ("finish_batch", {"members": [0], "epoch": 9, "final": True}, "wrong_state"),
     ]
     assert await kinds_of(trainer, early) == [kind for _, _, kind in early]

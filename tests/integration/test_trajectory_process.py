@@ -13,23 +13,27 @@ from pathlib import Path
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gyre.adapters.blob_fetch import blob_source, fetch_body
 from gyre.adapters.blobs import DirectoryBlobStore, MemoryBlobStore
 from gyre.adapters.clock import SystemClock
 from gyre.adapters.eventlog import EventLog, Stream
 from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.memory import MemoryEventLog
 from gyre.adapters.journal import Journal
+from gyre.adapters.keys import make_blobs_key
 from gyre.adapters.microsteps import decode_microstep
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.groups import GroupClaimed, GroupReady, MicroStepEmitted, StreamClosed
+from gyre.core.microstep import MicroStep
 from gyre.core.tree import fold
-from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.nats_server import NatsServer, free_port
 from gyre.testkit.trajectory_world import World, calls_of, small_spec
 from gyre.testkit.tree_projection import assert_same_tree, rows_of_tree, until_projected
 from gyre.trajectory.handlers import Trajectories
 
 JOB, BATCH, SEED = "job", "l1-s0000", 4
 DEADLINE_S = 90
+SECRET = "the-key-secret"
 
 
 class Process:
@@ -126,15 +130,23 @@ async def undisturbed() -> list[Body]:
 def test_a_killed_service_goes_on_and_says_exactly_what_an_undisturbed_one_says(
     nats: NatsServer, database_url: str, tmp_path: Path, failpoints: str
 ) -> None:
-    home = tmp_path / "home"
+    """And serves the micro-steps that it says over HTTP, across its deaths."""
+    home, port = tmp_path / "home", free_port()
     env = {
         **os.environ,
         "GYRE_NATS_URL": nats.url,
         "GYRE_DATABASE_URL": database_url,
         "GYRE_HOME": str(home),
-        "GYRE_KEY_SECRET": "not-used-here",
+        "GYRE_KEY_SECRET": SECRET,
+        "GYRE_BLOBS_PORT": str(port),
         "GYRE_FAILPOINT": failpoints,
     }
+    blobs = DirectoryBlobStore(home / "blobs")
+
+    async def served(step: MicroStepEmitted) -> MicroStep:
+        source = blob_source(f"http://127.0.0.1:{port}", blobs, step.digest)
+        key = make_blobs_key(SECRET)
+        return decode_microstep(await asyncio.to_thread(fetch_body, source, step.digest, key))
 
     async def scenario() -> None:
         log = JetStreamEventLog(nats.url)
@@ -143,13 +155,12 @@ def test_a_killed_service_goes_on_and_says_exactly_what_an_undisturbed_one_says(
         async with Process(env).running() as process:
             bodies = of_interest(await drain(world, journal))
             await process.died(2)
+            for body in bodies:
+                if isinstance(body, MicroStepEmitted):
+                    assert (await served(body)).index == body.index
         await log.close()
         assert process.deaths == 2
         assert bodies == await undisturbed()
-        blobs = DirectoryBlobStore(home / "blobs")
-        for body in bodies:
-            if isinstance(body, MicroStepEmitted):
-                assert decode_microstep(blobs.get(body.digest)).index == body.index
 
     asyncio.run(scenario())
 

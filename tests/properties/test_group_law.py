@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallsSealed
-from gyre.contracts.events.cells import BatchJoined, MicroStepClaimed
+from gyre.contracts.events.cells import BatchJoined
 from gyre.contracts.events.groups import GroupClaimed, MicroStepEmitted
 from gyre.contracts.events.scheduling import (
     BatchOpened,
@@ -26,6 +26,7 @@ from gyre.contracts.events.scheduling import (
     Restored,
 )
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
+from gyre.contracts.events.steps import MicroStepClaimed
 from gyre.core.advantage import Outcome, group_advantages
 from gyre.core.groups import JobGroups, evolve, next_draw, next_ready, trainees
 from gyre.testkit.trajectory_world import small_spec

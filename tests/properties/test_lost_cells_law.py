@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.testkit.training_strategies import JOBS, MOMENTS, PACES, VICTIMS, live
 from gyre.testkit.training_world import Strike, TrainingWorld
 
@@ -105,7 +105,7 @@ def test_a_spare_cell_takes_a_lost_ones_place_and_trains(seed: int) -> None:
     (started,) = _of(world, sched.JobStarted)
     (spare,) = set(range(4)) - set(started.cells)
     assert [joined.cell for joined in _of(world, sched.CellJoined)] == [spare]
-    assert any(spare in step.members for step in _of(world, cell_events.StepCompleted))
+    assert any(spare in step.members for step in _of(world, step_events.StepCompleted))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -127,7 +127,7 @@ def test_a_released_cell_leaves_in_order_and_is_not_taken_back(
     assert not _of(world, sched.CellLost)
     assert not _of(world, sched.CellJoined)
     assert not _of(world, sched.EpochFenced)
-    assert len(_of(world, cell_events.StepCompleted)) == 6
+    assert len(_of(world, step_events.StepCompleted)) == 6
 
 
 @pytest.mark.parametrize("seed", SEEDS)

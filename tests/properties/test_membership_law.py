@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body, Decision
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.scheduling import JobState, evolve, ledger, next_decision
 from gyre.testkit.losing_world import Blow, Harm, LosingWorld
 from gyre.testkit.scheduling_world import Timings
@@ -101,7 +101,7 @@ def check(state: JobState, body: Body, now: float) -> None:
     assert training == list(range(len(training))), body
     if isinstance(body, sched.StartOrdered):
         assert ledger.running(state) <= ledger.rollout_capacity(state)
-    if isinstance(body, cell_events.StepCompleted):
+    if isinstance(body, step_events.StepCompleted):
         assert all(state.present(member) is not None for member in body.members)
 
 
@@ -127,7 +127,7 @@ def _consumed(world: LosingWorld) -> list[str]:
                 open_batch = body.batch
             case group_events.GroupClaimed() if body.batch == open_batch:
                 claimed.setdefault(body.batch, []).append(body.group)
-            case cell_events.StepCompleted() if body.batch == open_batch:
+            case step_events.StepCompleted() if body.batch == open_batch:
                 done[body.version], open_batch = claimed[body.batch], ""
             case sched.Restored():
                 done = {v: groups for v, groups in done.items() if v <= body.version}

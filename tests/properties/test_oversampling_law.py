@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallsSealed
-from gyre.contracts.events.cells import StepCompleted
 from gyre.contracts.events.executions import Started, Terminated, TerminationReason
 from gyre.contracts.events.groups import GroupClaimed, GroupReady
 from gyre.contracts.events.scheduling import (
@@ -23,6 +22,7 @@ from gyre.contracts.events.scheduling import (
     SurplusCancelled,
 )
 from gyre.contracts.events.scores import Evaluated, ExecutionExcluded, PlaceholderScored
+from gyre.contracts.events.steps import StepCompleted
 from gyre.core.execution import ended_by_itself
 from gyre.core.groups import JobGroups, evolve, next_ready
 from gyre.core.groups.keep import drawn

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gyre.adapters.blobs import DirectoryBlobStore
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.step_record import StepRecord
 from gyre.testkit.specs import job_spec
 from gyre.testkit.training_audit import audit
@@ -51,8 +51,8 @@ def world_of(
     )
 
 
-def steps_of(world: TrainingWorld) -> list[cell_events.StepCompleted]:
-    return [f.body for f in world.log if isinstance(f.body, cell_events.StepCompleted)]
+def steps_of(world: TrainingWorld) -> list[step_events.StepCompleted]:
+    return [f.body for f in world.log if isinstance(f.body, step_events.StepCompleted)]
 
 
 @pytest.mark.parametrize("skips", [{0}, {1, 2}, {0, 1, 3, 4}], ids=str)

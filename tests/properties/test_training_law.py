@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.testkit.training_strategies import JOBS, PACES, STRIKES, live
 from gyre.testkit.training_world import Strike, TrainingWorld
 
@@ -60,13 +61,13 @@ def test_without_a_death_no_epoch_is_fenced_and_no_step_is_done_twice(
     world = live(job, paces, (), seed)
     assert _count(world, sched.EpochFenced) == 0
     assert _count(world, sched.WorldFormed) == 1
-    assert _count(world, cell_events.StepCompleted) == job["num_steps"]
+    assert _count(world, step_events.StepCompleted) == job["num_steps"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_satellites_join_and_own_micro_steps_when_training_is_slow(seed: int) -> None:
     world = live(QUICK, SLOW_TRAINING, (), seed)
-    steps = [f.body for f in world.log if isinstance(f.body, cell_events.StepCompleted)]
+    steps = [f.body for f in world.log if isinstance(f.body, step_events.StepCompleted)]
     assert any(len(step.members) > 1 for step in steps)
 
 

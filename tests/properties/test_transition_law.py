@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.scheduling import JobState, evolve, ledger, next_decision, transitions
 from gyre.core.staleness import expected_staleness, group_staleness, mean_staleness
 from gyre.testkit.scheduling_strategies import SCHEDULES, every_job, live
@@ -89,7 +89,7 @@ def test_staleness_is_v_t_minus_v_d_for_every_group_from_the_log_alone(
                 dispatched.update({plan.group: body.version for plan in body.groups})
             case group_events.GroupClaimed():
                 consumed[body.group] = version
-            case cell_events.StepCompleted():
+            case step_events.StepCompleted():
                 version = body.version
             case _:
                 pass

@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.testkit.engine_server import RunningEngine, running_engine, sglang_python
+from gyre.cell_agent.engine.sglang.launch import installed_python
+from gyre.testkit.engine_server import RunningEngine, running_engine
+from gyre.testkit.engine_use import serve_weights
 from gyre.testkit.sglang_reference import Reference
 from gyre.testkit.tiny_model import make_tiny_model
 
 VERSION = "0.0"
+# An aborted request may still have a step under way.
+IDLE_S = 30.0
 # Two servers may have to start for one test.
 TIMEOUT_S = 600
 
@@ -32,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed() -> None:
-    if sglang_python() is None:
+    if installed_python() is None:
         pytest.skip("SGLang is not installed: make sglang")
 
 
@@ -76,10 +80,11 @@ def server(
 
 async def cleared(engine: RunningEngine) -> EngineClient:
     """A client of the engine, idle and with models[0] as VERSION."""
-    client = EngineClient(engine.url)
+    client = engine.client()
     await client.resume()
     await client.abort()
-    await client.update_weights_from_disk(str(engine.models[0]), weight_version=VERSION)
+    await client.flush_cache(IDLE_S)
+    await serve_weights(client, engine.models[0], VERSION)
     return client
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from gyre.cell_agent import engine_turn
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.roles import drain, serve_again
+from gyre.cell_agent.phases import now
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.testkit.engine_server import RunningEngine
+from gyre.testkit.engine_use import serve_weights
 from gyre.testkit.proxy_world import Client, local_engine
 from gyre.testkit.sglang_reference import TOLERANCE, Reference, furthest
 from gyre.testkit.sglang_world import (
@@ -116,6 +118,7 @@ async def test_a_role_switch_between_two_servers_keeps_the_tokens_and_prefills_a
     world: SglangWorld,
     first: EngineClient,
     second: EngineClient,
+    models: tuple[Path, Path],
     references: tuple[Reference, Reference],
 ) -> None:
     await world.facts.rollout(1, second.base_url)
@@ -123,8 +126,12 @@ async def test_a_role_switch_between_two_servers_keeps_the_tokens_and_prefills_a
     async def leave(execution: str) -> None:
         await world.facts.move(0, 1, execution)
         await until_idle(first)
-        await drain(first, 30.0)  # as the cell's agent makes it ready for the trainer
-        await serve_again(first, None)
+        # As the cell's agent makes it ready for the trainer, and lets it serve again.
+        await engine_turn.stop_admitting(first, now())
+        await engine_turn.release(first)
+        if await engine_turn.take_back(first):
+            await first.update_weights_from_disk(str(models[0]), weight_version="0.0")
+        await engine_turn.warm(first)
 
     met = await struck(world, first, prepare=second.flush_cache, strike=leave)
     assert_prefilled_again(met)
@@ -164,12 +171,10 @@ async def test_a_publication_in_mid_call_is_two_spans_of_one_turn(
     references: tuple[Reference, Reference],
 ) -> None:
     async def publish(execution: str) -> None:
-        await first.pause("retract")
-        await first.update_weights_from_disk(str(models[1]), weight_version="0.1")
-        await first.resume()
+        await serve_weights(first, models[1], "0.1")
 
     async def withdraw() -> None:
-        await first.update_weights_from_disk(str(models[0]), weight_version="0.0")
+        await serve_weights(first, models[0], "0.0")
 
     met = await struck(world, first, prepare=withdraw, strike=publish)
     assert met.moves == []
@@ -196,10 +201,12 @@ async def test_a_client_that_leaves_stops_its_request_in_the_server(
 
 
 async def knock(url: str) -> None:
-    """Waits until somebody asks again at the place of an engine that is gone."""
+    """Waits until somebody has asked again, in vain, at the place of an engine that is gone."""
     knocked = asyncio.Event()
 
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        await reader.read()  # to the end: whoever asked has seen that nobody answers
         writer.close()
         knocked.set()
 

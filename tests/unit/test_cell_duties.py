@@ -11,6 +11,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.testkit.facts import (
@@ -72,6 +73,19 @@ def _fenced(epoch: int, *lost: int, dismissed: tuple[int, ...] = ()) -> sched.Ep
     return sched.EpochFenced(batch=BATCH, epoch=epoch, lost=lost, dismissed=dismissed, members=(0,))
 
 
+def _emitted(index: int) -> group_events.MicroStepEmitted:
+    return group_events.MicroStepEmitted(
+        batch=BATCH,
+        index=index,
+        digest="d",
+        executions=(),
+        num_rows=1,
+        row_tokens=1,
+        num_tokens=1,
+        num_targets=1,
+    )
+
+
 def _in_training(**spec: Any) -> Told:
     """Batch open, all three cells in training and in world 1, one micro-step emitted."""
     told = Told(**spec)
@@ -91,16 +105,7 @@ def _in_training(**spec: Any) -> Told:
         sched.BurstStarted(**AT_0, burst=0, first_step=0, num_steps=1),
         sched.BatchOpened(**AT_0, batch=BATCH, step=0, version=0, lineage=1, num_groups=1),
         cell_events.WeightsExposed(cell=0, version=0, lineage=1, host="h", port=1, checksum="c"),
-        group_events.MicroStepEmitted(
-            batch=BATCH,
-            index=0,
-            digest="d",
-            executions=(),
-            num_rows=1,
-            row_tokens=1,
-            num_tokens=1,
-            num_targets=1,
-        ),
+        _emitted(0),
     )
     told.held[0].exposed = (1, 0)
     return told
@@ -155,6 +160,27 @@ def test_cells_join_a_batch_in_the_order_of_the_world() -> None:
     assert isinstance(told.duty(2), duties.JoinBatch)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "num_left", "alone"), [(1, 2, True), (1, 3, False), (2, 0, False)]
+)
+def test_a_cell_takes_none_ahead_that_another_could_have(
+    pipeline: int, num_left: int, alone: bool
+) -> None:
+    """Three cells: with fewer left than that, one is computed before the next is claimed."""
+    layout = {"training": {"layout": {"pipeline": pipeline}}}
+    told = _accumulating(_in_training(sections=layout), 0)
+    told.tell(*map(_emitted, range(1, 1 + num_left)))
+    told.tell(step_events.MicroStepClaimed(batch=BATCH, index=0, cell=0, epoch=1))
+    duty = told.duty(0)
+    assert isinstance(duty, duties.TrainMicroStep)
+    assert duty.alone == alone
+    told.held[0].trained = {0}
+    claim = told.duty(0)
+    assert (claim.index if isinstance(claim, duties.ClaimMicroStep) else None) == (
+        1 if num_left else None
+    )
+
+
 def test_who_comes_after_the_window_has_closed_stays_out() -> None:
     told = _accumulating(_in_training(), 0)
     told.tell(_closed(1, 0))
@@ -167,7 +193,7 @@ def test_who_comes_after_the_window_has_closed_stays_out() -> None:
 def test_a_member_begins_anew_in_a_new_world_though_the_window_has_closed_again() -> None:
     told = _accumulating(_in_training(), 0, 1)
     told.tell(
-        cell_events.MicroStepClaimed(batch=BATCH, index=0, cell=1, epoch=1),
+        step_events.MicroStepClaimed(batch=BATCH, index=0, cell=1, epoch=1),
         cell_events.WorldBroken(cell=0, epoch=1, error="e"),
         _fenced(1),
         sched.WorldFormed(**AT_0, epoch=2, cells=(0, 1, 2)),

@@ -10,6 +10,7 @@ from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
 from gyre.core.routing import Routes
 from gyre.core.scheduling import next_decision, next_wake
@@ -128,7 +129,7 @@ def test_what_a_lost_cell_still_says_counts_for_nobody() -> None:
         role_changed(1, "rollout"),
         cell_events.TrainerReady(cell=1, pid=2),
         cell_events.BatchJoined(cell=1, batch="l1-s0000", version=0, lineage=1),
-        cell_events.MicroStepClaimed(batch="l1-s0000", index=0, cell=1, epoch=1),
+        step_events.MicroStepClaimed(batch="l1-s0000", index=0, cell=1, epoch=1),
     )
     assert told.state.cells[1].role == "lost"
     batch = told.state.batch

@@ -19,6 +19,7 @@ from gyre.contracts.codec import make_envelope
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.contracts.job import CellsSection
 from gyre.core.report import RunReport, emulation
 from gyre.testkit.scheduling_world import World
@@ -96,7 +97,7 @@ def _fold_call(
 def test_the_summary_counts_what_the_log_holds() -> None:
     world, summary = _recorded(), _report().summary()
     bodies = [fact.body for fact in world.log]
-    completed = [body for body in bodies if isinstance(body, cell_events.StepCompleted)]
+    completed = [body for body in bodies if isinstance(body, step_events.StepCompleted)]
     restored = [body for body in bodies if isinstance(body, sched.Restored)]
     assert len(restored) == 1
     assert len(completed) > STEPS
@@ -138,7 +139,7 @@ def test_a_step_that_was_not_applied_is_among_the_alarms_and_trained_nothing() -
     report = RunReport(JOB)
     for fact in _recorded().log:
         envelope = fact.envelope
-        if isinstance(fact.body, cell_events.StepCompleted) and fact.body.version == 1:
+        if isinstance(fact.body, step_events.StepCompleted) and fact.body.version == 1:
             refused = fact.body.model_copy(update={"skipped": True, "skip_reason": "mismatch: x"})
             envelope = replace(envelope, body=refused)
         if fact.job == JOB:
@@ -163,8 +164,9 @@ def test_both_files_are_written_and_can_be_read(tmp_path: Path) -> None:
     page.feed((tmp_path / "out" / "run" / "report.html").read_text(encoding="utf-8"))
     page.close()
     assert page.counts["svg"] == 5
-    assert page.counts["h2"] == 9
+    assert page.counts["h2"] == 10
     switches = 1 + min(len(summary["switches"]["each"]), MAX_ROWS) + 2
+    switches += 1 + len(summary["switches"]["phases"])
     delivery, objective = 1 + STEPS + 1, 1 + STEPS
     figures = len(summary.keys() - {"switches", *SECTIONS})
     assert page.counts["tr"] == figures + delivery + objective + switches

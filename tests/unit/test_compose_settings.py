@@ -58,8 +58,12 @@ WITH_SETTINGS = {name: SETTINGS[module] for name, module in OURS.items() if modu
 
 
 def filled(value: str) -> str:
-    """`value` with its ${...} filled in, as compose does."""
-    return re.sub(r"\$\{(\w+)[^}]*\}", lambda match: SECRETS[match.group(1)], value)
+    """`value` with its ${...} filled in, as compose does: a secret, else what `:-` gives."""
+
+    def of(match: re.Match[str]) -> str:
+        return SECRETS[match[1]] if match[1] in SECRETS else str(match[2])
+
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|[^}]*)\}", of, value)
 
 
 @pytest.mark.parametrize("name", WITH_SETTINGS)
@@ -116,6 +120,12 @@ def test_a_cell_is_reached_under_the_name_that_it_gives() -> None:
     for name, service in SERVICES.items():
         if service.get("profiles"):
             assert service["environment"]["GYRE_CELL_HOST"] == name
+
+
+def test_each_cell_gets_micro_steps_where_the_trajectory_service_serves_them() -> None:
+    port = SERVICES["trajectory"]["environment"]["GYRE_BLOBS_PORT"]
+    cells = [service["environment"] for service in SERVICES.values() if service.get("profiles")]
+    assert {cell["GYRE_BLOBS_URL"] for cell in cells} == {f"http://trajectory:{port}"}
 
 
 def test_only_gpu_cells_reserve_a_device() -> None:

@@ -89,6 +89,34 @@ def test_each_proxy_alone_inherits_its_listening_socket(plan: StackPlan) -> None
     assert [plan.description.urls[name] for name in names] == addresses
 
 
+def test_a_cell_has_an_agent_on_each_of_its_nodes(
+    paths: StackPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = standard(paths, 2, OUTSIDE | {"GYRE_CELL_NODES": "3"})
+    for listener in plan.held:
+        listener.close()
+    found = {}
+    for name, spec in specs(plan).items():
+        if spec.argv[-1] != "gyre.cell_agent":
+            continue
+        for variable, value in spec.env.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("GYRE_NODE", spec.env.get("GYRE_NODE", "0"))
+        settings = CellAgentSettings()  # type: ignore[call-arg]
+        assert settings.own_name == name
+        found[name] = (settings.cell, settings.node, settings.cell_nodes)
+    assert found == {
+        **{f"cell-{cell}": (cell, 0, 3) for cell in range(2)},
+        **{f"cell-{cell}-node-{n}": (cell, n, 3) for cell in range(2) for n in (1, 2)},
+    }
+
+
+@pytest.mark.parametrize("number", ["0", "65", "two", "-1"])
+def test_a_wrong_number_of_nodes_is_refused(paths: StackPaths, number: str) -> None:
+    with pytest.raises(EmbeddedError, match=f"GYRE_CELL_NODES={number}: must be"):
+        standard(paths, 1, OUTSIDE | {"GYRE_CELL_NODES": number})
+
+
 def test_one_proxy_is_reached_without_a_door_and_seals_at_once(paths: StackPaths) -> None:
     plan = standard(paths, 1, OUTSIDE)
     (listener,) = plan.held
@@ -98,6 +126,12 @@ def test_one_proxy_is_reached_without_a_door_and_seals_at_once(paths: StackPaths
     port = listener.getsockname()[1]
     assert specs(plan)["runner"].env["GYRE_PROXY_URL"] == f"http://127.0.0.1:{port}"
     listener.close()
+
+
+def test_cells_get_micro_steps_where_the_trajectory_service_serves_them(plan: StackPlan) -> None:
+    port = specs(plan)["trajectory"].env["GYRE_BLOBS_PORT"]
+    for name in ("cell-0", "cell-1"):
+        assert specs(plan)[name].env["GYRE_BLOBS_URL"] == f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two", "65", ""])

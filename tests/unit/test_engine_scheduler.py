@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gyre.cell_agent.engine.local import scheduler as scheduler_module
 from gyre.cell_agent.engine.local.config import read_model_config
 from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError, WeightsError
 from gyre.cell_agent.engine.local.model import Qwen3
@@ -225,6 +226,26 @@ def test_weights_that_do_not_fit_change_nothing(models: tuple[Path, Path]) -> No
         scheduler.replace_weights(state, complete=True, version="v1")
     assert torch.equal(scheduler.runner.model.norm, before)
     assert scheduler.weight_version == "v0"
+
+
+def test_an_update_can_be_killed_between_two_parameters(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first hit of `engine.mid_update` one is new, the others are not, nor is the name."""
+    old, new = read_checkpoint(models[0]), read_checkpoint(models[1])
+    differing = {name for name in old if not torch.equal(old[name], new[name])}
+    scheduler = make_scheduler(models[0])
+    seen: list[set[str]] = []
+
+    def look(name: str) -> None:
+        assert (name, scheduler.weight_version) == ("engine.mid_update", "v0")
+        parameters = scheduler.runner.model.parameters
+        seen.append({name for name in differing if torch.equal(parameters[name], new[name])})
+
+    monkeypatch.setattr(scheduler_module, "failpoint", look)
+    scheduler.replace_weights(new, complete=True, version="v1")
+    assert len(seen) == len(scheduler.runner.model.parameters)
+    assert len(seen[0]) <= 1 < len(differing) == len(seen[-1])
 
 
 def test_released_memory_refuses_requests_until_resumed(models: tuple[Path, Path]) -> None:

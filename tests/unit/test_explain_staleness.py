@@ -17,6 +17,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
 from gyre.core.explain import Journeys, RunClock, staleness_report, waiting_for
 from gyre.core.staleness import mean_staleness
 from gyre.testkit.scheduling_world import Timings, World
@@ -209,7 +210,7 @@ def test_steps_are_timed_from_the_one_before_and_sum_up_to_the_training() -> Non
     for sequence, time, body in world.log:
         clock.fold_fact(sequence, _envelope(body, time))
     times = clock.times()
-    steps = [time for _, time, body in world.log if isinstance(body, cell_events.StepCompleted)]
+    steps = [time for _, time, body in world.log if isinstance(body, step_events.StepCompleted)]
     start = next(time for _, time, body in world.log if isinstance(body, sched.Dispatched))
     published = [time for _, time, b in world.log if isinstance(b, cell_events.WeightsPublished)]
     assert sum(times.step_s) == pytest.approx(steps[-1] - start)

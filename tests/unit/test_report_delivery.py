@@ -10,8 +10,8 @@ from rich.console import Console
 
 from gyre.cli.report_delivery import delivery_html, delivery_table, quarantine_table
 from gyre.cli.tables import MAX_ROWS
-from gyre.contracts.events.cells import NO_STATISTICS, StepCompleted
 from gyre.contracts.events.groups import ExecutionQuarantined, StreamClosed
+from gyre.contracts.events.steps import NO_STATISTICS, StepCompleted
 from gyre.core.delivery import Deliveries
 
 NOTHING_SAID = {"num_path_tokens": 0, "num_computed_tokens": 0, "num_forwarded_tokens": 0}

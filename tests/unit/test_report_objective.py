@@ -17,12 +17,7 @@ from gyre.cli.report_objective import (
     write_executions,
 )
 from gyre.cli.tables import MAX_ROWS
-from gyre.contracts.events.cells import (
-    NO_STATISTICS,
-    RATIO_EDGES,
-    StepCompleted,
-    VersionMismatch,
-)
+from gyre.contracts.events.steps import NO_STATISTICS, RATIO_EDGES, StepCompleted, VersionMismatch
 from gyre.contracts.step_record import ExecutionRecord, StepRecord
 from gyre.core.objective_report import MAX_NAMED, ObjectiveReport
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gyre.contracts.events.cells import AgentOnline
 from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.scheduler.sizes import check_sizes
 from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
@@ -15,6 +16,10 @@ from gyre.testkit.scheduler_world import sound_job
 from gyre.testkit.specs import job_spec
 
 CELLS = 3
+AGENTS = [
+    AgentOnline(cell=cell, incarnation="i", host="h", pid=cell, engines=("local", "sglang"))
+    for cell in range(CELLS)
+]
 
 
 @pytest.fixture
@@ -26,7 +31,7 @@ def raw(tmp_path: Path) -> dict[str, Any]:
 
 
 def _check(raw: object) -> tuple[list[str], list[str]]:
-    return check_surroundings(parse_spec(raw), CELLS)
+    return check_surroundings(parse_spec(raw), AGENTS)
 
 
 def _refused(raw: object) -> InvalidJob:
@@ -101,6 +106,10 @@ def test_a_long_wrong_value_is_cut_in_the_message(raw: dict[str, Any]) -> None:
         ("name", "two words", "letters, digits"),
         ("name", "n" * 80, "use at most 40"),
         ("schedule.phi", 0.3, "whole"),
+        ("engine.kind", "vllm", "'local' or 'sglang'"),
+        ("engine.tensor", 2, "the local engine has one rank"),
+        ("engine.memory_fraction", 0.5, "of SGLang alone"),
+        ("engine", {"kind": "sglang", "tensor": 2}, "cell 0 has no GPU"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(
@@ -154,3 +163,26 @@ def test_a_dispatch_too_large_for_one_event_is_refused_at_the_door(
     with pytest.raises(InvalidJob, match="one event holds 262144") as caught:
         check_sizes("job-1", submitted)
     assert caught.value.field == field
+
+
+def test_an_engine_that_an_agent_cannot_start_is_refused_with_how_to_install_it(
+    raw: dict[str, Any],
+) -> None:
+    spec = parse_spec(_changed(raw, "engine.kind", "sglang"))
+    check_surroundings(spec, AGENTS)
+    without = AGENTS[1].model_copy(update={"engines": ("local",)})
+    with pytest.raises(InvalidJob) as caught:
+        check_surroundings(spec, [AGENTS[0], without, AGENTS[2]])
+    assert str(caught.value) == (
+        "engine.kind: cell 1 has no sglang; run `gyre engines install sglang` on its machine "
+        "and start its agent again"
+    )
+
+
+def test_sglang_needs_positions_that_it_keeps_to_itself(raw: dict[str, Any]) -> None:
+    _check(_changed(raw, "model.context_tokens", 4096))
+    error = _refused(_changed(_changed(raw, "model.context_tokens", 4096), "engine.kind", "sglang"))
+    assert str(error) == (
+        "model.context_tokens: is 4096, the model's limit is 4096 less 7 that SGLang keeps; "
+        "lower it"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import steps as step_events
 from gyre.simulator import Simulation, StalledError
 from gyre.simulator.bodies import variants
 from gyre.simulator.speeds import Speeds
@@ -145,7 +145,7 @@ def test_cells_scale_by_the_exponent_from_the_reference(nodes: float, seconds: f
 def test_owners_of_a_step_are_all_its_micro_steps() -> None:
     world = two_groups_a_step()
     world.run()
-    steps = [b for _, _, b in world.log or () if isinstance(b, cell_events.StepCompleted)]
+    steps = [b for _, _, b in world.log or () if isinstance(b, step_events.StepCompleted)]
     assert [[owner.index for owner in step.micro_steps] for step in steps] == [[0, 1], [0, 1]]
 
 

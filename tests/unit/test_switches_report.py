@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gyre.adapters.archive import read_archive
 from gyre.cli.app import app
-from gyre.cli.report_switches import switches_html, switches_table
+from gyre.cli.report_switches import phases_table, switches_html, switches_table
 from gyre.cli.tables import MAX_ROWS
 from gyre.contracts.codec import make_envelope
 from gyre.contracts.envelope import Envelope
@@ -182,6 +182,60 @@ def test_clocks_that_disagree_a_little_do_not_lose_a_call() -> None:
     switches.fold_fact(to_training(0, "e0"), 100.0)
     switches.fold_call(rerouted("e0", 99.7))
     assert switches.rows[0].cost.calls_rerouted == 1
+
+
+def phased(cell: int, role: str, seconds: float, *, failed: str = "") -> RoleChanged:
+    names = ["stop_admitting", failed] if failed else ["stop_admitting", "drain"]
+    return RoleChanged.model_validate(
+        {
+            "cell": cell,
+            "role": role,
+            "version": 1,
+            "lineage": 1,
+            "engine_url": None,
+            "duration_s": seconds,
+            "undone": failed,
+            "phases": [
+                {"name": name, "seconds": seconds, "engine_bytes": 10, "undone": name == failed}
+                for name in names
+            ],
+        }
+    )
+
+
+def test_each_phase_has_its_times_over_all_changes() -> None:
+    phases = Switches().phases
+    for number in range(1, 101):
+        phases.fold(phased(0, "training", number / 100))
+    summary = {row["phase"]: row for row in phases.summary()}
+    assert [*summary] == ["stop_admitting", "drain"]
+    assert summary["drain"] == {
+        "phase": "drain",
+        "num": 100,
+        "undone": 0,
+        "p50_s": 0.5,
+        "p99_s": 0.99,
+        "max_s": 1.0,
+        "engine_bytes": 10,
+        "trainer_bytes": None,
+    }
+
+
+def test_a_switch_that_was_undone_says_so_and_its_phase_is_counted_apart() -> None:
+    report = RunReport("j")
+    report.started_at = 100.0
+    report.switches.fold_fact(to_training(0, "e0"), 100.0)
+    report.switches.fold_fact(phased(0, "rollout", 0.25, failed="release_engine"), 101.0)
+    [row] = report.switches.rows
+    assert (row.seconds, row.undone) == (None, "release_engine")
+    assert report.switches.summary(100.0)["undone"] == 1
+    assert "0 training 0.0 undone 1" in " ".join(text(report).split())
+    console = Console(width=90, record=True, file=io.StringIO())
+    console.print(phases_table(report))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "stop_admitting 1 0 250.0 250.0 250.0 0 -" in lines
+    assert "release_engine 0 1 - - - 0 -" in lines
+    assert "release_engine" in switches_html(report)
 
 
 def recorded_run() -> RunReport:

@@ -1,4 +1,5 @@
-"""Hugging Face weights through Megatron's fused layout and back, bit for bit."""
+"""Hugging Face weights: what a trainer takes for a model's, and their bytes. How they come into
+Megatron's layout and out again is in test_trainer_layouts, beside the second opinion held here."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gyre.cell_agent.trainer.conversion import hf_to_megatron, megatron_to_hf
 from gyre.cell_agent.trainer.errors import BadModel
-from gyre.cell_agent.trainer.hf_config import read_policy_config
+from gyre.cell_agent.trainer.hf_config import ExpertsConfig, read_policy_config
+from gyre.cell_agent.trainer.hf_weights import check_whole
 from gyre.cell_agent.trainer.weights_io import checksum, from_bytes, read_weights, to_bytes
+from gyre.testkit.hf_conversion import hf_to_megatron, megatron_to_hf
 from gyre.testkit.tiny_model import make_tiny_model
 
 
@@ -37,14 +39,40 @@ def test_a_query_groups_heads_lie_together(tmp_path: Path) -> None:
 def test_missing_left_over_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path)
     policy, weights = read_policy_config(model), read_weights(model)
-    with pytest.raises(BadModel, match=r"model\.norm\.weight"):
-        hf_to_megatron({k: v for k, v in weights.items() if k != "model.norm.weight"}, policy)
+    check_whole(weights, policy)
+    with pytest.raises(BadModel, match=r"lack model\.norm\.weight"):
+        check_whole({k: v for k, v in weights.items() if k != "model.norm.weight"}, policy)
     with pytest.raises(BadModel, match=r"model\.extra"):
-        hf_to_megatron(weights | {"model.extra": torch.zeros(1)}, policy)
-    with pytest.raises(BadModel, match="shapes"):
-        hf_to_megatron(
-            weights | {"model.layers.0.self_attn.k_proj.weight": torch.zeros(3, 3)}, policy
-        )
+        check_whole(weights | {"model.extra": torch.zeros(1)}, policy)
+    keys = "model.layers.0.self_attn.k_proj.weight"
+    with pytest.raises(BadModel, match=rf"{keys} has shape \(3, 3\), config\.json says \(32, 64\)"):
+        check_whole(weights | {keys: torch.zeros(3, 3)}, policy)
+
+
+def test_a_tied_checkpoint_may_repeat_its_embedding(tmp_path: Path) -> None:
+    repeated = {"lm_head.weight": torch.zeros(512, 64)}
+    for tied in (True, False):
+        model = make_tiny_model(tmp_path / str(tied), tie_word_embeddings=tied)
+        policy, weights = read_policy_config(model), read_weights(model)
+        assert ("lm_head.weight" in weights) != tied
+        check_whole(weights | repeated, policy)
+
+
+def test_a_model_of_experts_is_read(tmp_path: Path) -> None:
+    """By the name that transformers gives their number since 5, and by the one before."""
+    model = make_tiny_model(tmp_path, num_experts=4)
+    policy, weights = read_policy_config(model), read_weights(model)
+    assert policy.experts == ExpertsConfig(count=4, chosen=2, ffn_size=64, normalized=True)
+    check_whole(weights, policy)
+    with pytest.raises(BadModel, match=r"lack model\.layers\.0\.mlp\.experts\.3\.up_proj"):
+        check_whole({k: v for k, v in weights.items() if "experts.3.up" not in k}, policy)
+    config = model / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"num_local_experts"', '"num_experts"'))
+    assert read_policy_config(model) == policy
+    config.write_text(text.replace('"decoder_sparse_step": 1', '"decoder_sparse_step": 2'))
+    with pytest.raises(BadModel, match="experts in every layer or in none"):
+        read_policy_config(model)
 
 
 def test_weights_survive_their_bytes(tmp_path: Path) -> None:

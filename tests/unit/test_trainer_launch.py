@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.cell_agent.trainer.launch import DTYPES, TrainerLaunch, read_command
+from gyre.cell_agent.trainer.launch import DTYPES, Meeting, TrainerLaunch, read_command
+from gyre.contracts.training_job import LayoutSection
 
 launches = st.builds(
     TrainerLaunch,
@@ -19,9 +20,22 @@ launches = st.builds(
     dtype=st.sampled_from(DTYPES),
     tokens_per_s=st.none() | st.floats(1e-3, 1e9),
 )
+ranks = st.builds(
+    TrainerLaunch,
+    cell=st.integers(0, 10_000),
+    model_path=st.just(Path("/model")),
+    rank=st.integers(0, 3),
+    layout=st.builds(LayoutSection, tensor=st.just(2), pipeline=st.integers(2, 3)),
+    meeting=st.builds(
+        Meeting,
+        host=st.sampled_from(["127.0.0.1", "::1", "store"]),
+        port=st.integers(1, 65535),
+        prefix=st.just("cell/0/ab"),
+    ),
+)
 
 
-@given(launch=launches, control=st.sampled_from(["7", "/run/control socket"]))
+@given(launch=launches | ranks, control=st.sampled_from(["7", "/run/control socket"]))
 def test_what_is_written_is_what_is_read(launch: TrainerLaunch, control: str) -> None:
     _, *module = launch.command(control)[:3]
     assert module == ["-m", "gyre.cell_agent.trainer"]
@@ -37,3 +51,22 @@ def test_a_speed_that_is_none_is_status_2_and_named(
         read_command([*command, "--emulate-tokens-per-s", speed])
     assert ended.value.code == 2
     assert "--emulate-tokens-per-s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--rank", "1"], "--rank 1: the layout has 1 ranks"),
+        (["--layout", '{"tensor": 2}'], "need a store to meet"),
+        (["--layout", '{"tensors": 2}'], "--layout"),
+        (["--store", "nowhere"], "no host:port"),
+    ],
+)
+def test_a_rank_that_is_none_of_the_layouts_is_status_2_and_named(
+    more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = TrainerLaunch(cell=0, model_path=Path("m")).command("7")[3:]
+    with pytest.raises(SystemExit) as ended:
+        read_command([*command, *more])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

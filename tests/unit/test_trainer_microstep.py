@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
 
 from gyre.adapters.microsteps import decode_microstep, encode_microstep, microstep_digest
 from gyre.core.microstep import (
@@ -112,15 +117,34 @@ def test_bytes_of_flat_rows_are_blocks_of_one_edge_in_one_forward_unit() -> None
     assert [len(row.blocks) for row in step.rows] == [2, 1]
 
 
-def test_a_later_schema_is_refused_by_its_number() -> None:
-    with np.load(io.BytesIO(encode_microstep(sample()))) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+def with_schema(step: MicroStep, schema: int) -> dict[str, Any]:
+    """The tensors of its bytes, which say that they are of another schema."""
+    arrays = load(encode_microstep(step))
     meta = json.loads(arrays["meta"].tobytes())
-    arrays["meta"] = np.frombuffer(json.dumps({**meta, "schema": 3}).encode(), dtype=np.uint8)
+    text = json.dumps({**meta, "schema": schema})
+    return {**arrays, "meta": np.frombuffer(text.encode(), dtype=np.uint8)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_zipped_bytes_of_the_schema_before_are_read(seed: int) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    with pytest.raises(MicroStepError, match="schema 3"):
-        decode_microstep(buffer.getvalue())
+    np.savez(buffer, **with_schema(sample(seed), 2))
+    assert decode_microstep(buffer.getvalue()) == sample(seed)
+
+
+def test_a_later_schema_is_refused_by_its_number() -> None:
+    with pytest.raises(MicroStepError, match="schema 4"):
+        decode_microstep(save(with_schema(sample(), 4)))
+
+
+@given(data=st.data())
+def test_altered_bytes_are_another_micro_step_or_none(data: st.DataObject) -> None:
+    """No altered byte ends a reader with anything but MicroStepError."""
+    payload = bytearray(encode_microstep(sample(1, 1)))
+    place = data.draw(st.integers(0, len(payload) - 1))
+    payload[place] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(MicroStepError):
+        assert isinstance(decode_microstep(bytes(payload)), MicroStep)
 
 
 @pytest.mark.parametrize("payload", [b"", b"PK\x03\x04", b"\x93NUMPY", b"hello world" * 9])

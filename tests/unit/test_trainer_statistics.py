@@ -18,7 +18,7 @@ from gyre.cell_agent.trainer.statistics import (
     execution_totals,
     target_totals,
 )
-from gyre.contracts.events.cells import RATIO_EDGES, StepStatistics
+from gyre.contracts.events.steps import RATIO_EDGES, StepStatistics
 from gyre.core.microstep import ExecutionInfo, MicroStep
 from gyre.core.mismatch import Mismatch
 from gyre.core.objective import ObjectiveSettings

@@ -1,4 +1,4 @@
-"""python -m gyre.cell_agent: the agent of cell GYRE_CELL."""
+"""python -m gyre.cell_agent: the agent of cell GYRE_CELL, or of one of its other nodes."""
 
 import sys
 
@@ -12,4 +12,4 @@ try:
 except SettingsError as error:
     sys.stderr.write(f"cell-agent: {error}\n")
     sys.exit(2)
-sys.exit(run_service(main, settings, service=f"cell-{settings.cell}"))
+sys.exit(run_service(main, settings, service=settings.own_name))

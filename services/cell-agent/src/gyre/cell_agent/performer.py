@@ -7,7 +7,7 @@ unknown state is worth less than a new one, and all it held is in the log or dur
 from __future__ import annotations
 
 from gyre.cell_agent.engine.base import EngineError
-from gyre.cell_agent.engine.process import EngineStartError
+from gyre.cell_agent.engine.launch import EngineStartError
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.reports import ProcessLost, Report
 from gyre.cell_agent.roles import RoleDuties
@@ -68,6 +68,8 @@ class Performer:
                 return await self._roles.return_to_rollout(duty, state)
             case duties.ExposeWeights():
                 return await self._publishing.expose(duty, state)
+            case duties.OfferCheckpoint():
+                return await self._publishing.offer(duty, state)
             case duties.LoadWeights():
                 return await self._publishing.load_weights(duty, state)
             case duties.Publish():
@@ -83,6 +85,8 @@ class Performer:
                 return await self._checkpoints.restore_core(duty, state)
             case duties.SaveCheckpoint():
                 return await self._checkpoints.save_checkpoint(duty, state)
+            case duties.AwaitCheckpoint():
+                return await self._checkpoints.await_checkpoint(duty, state)
             case duties.AwaitWorld():
                 return await self._worlds.await_world(duty, state)
             case duties.FormWorld():

@@ -26,3 +26,11 @@ class EngineRefusedError(EngineError):
 
 class EngineProtocolError(EngineError):
     """An answer that does not have the contract's shape."""
+
+
+class BadWeightsError(EngineError):
+    """Weights that are not the model's: found out before any of them went to the engine."""
+
+
+class WeightsDiffer(EngineError):
+    """The engine loaded weights and says another checksum than theirs."""

@@ -7,32 +7,26 @@ import ctypes
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from gyre.cell_agent.child_environment import child_environment
 from gyre.cell_agent.engine.base import EngineClient
-
-ENGINE_MODULE = "gyre.cell_agent.engine.local"
-START_TIMEOUT_S = 180.0
-MIGRATION_KEY = "GYRE_MIGRATION_KEY"
-"""Where an engine finds it; `local.options` reads it."""
+from gyre.cell_agent.engine.launch import (
+    START_TIMEOUT_S,
+    EngineLaunch,
+    EngineStartError,
+    client_of,
+    command_of,
+)
 
 _PR_SET_PDEATHSIG = 1
-
-
-class EngineStartError(Exception):
-    """The engine did not come up; the message ends with the last line of its log."""
 
 
 class EngineProcess:
     """One engine process for its whole life; a new one is a new object."""
 
-    def __init__(self, *, host: str, log_path: Path, threads: int) -> None:
-        self._host = host
+    def __init__(self, *, log_path: Path) -> None:
         self._log_path = log_path
-        self._threads = threads
         self._process: asyncio.subprocess.Process | None = None
         self._client: EngineClient | None = None
 
@@ -46,52 +40,31 @@ class EngineProcess:
             raise EngineStartError("the engine was not started")
         return self._client
 
-    async def start(
-        self,
-        *,
-        model_path: str,
-        weight_version: str,
-        context_tokens: int,
-        max_running_requests: int,
-        seed: int,
-        decode_tokens_per_s: float | None = None,
-        migration_key: str | None = None,
-    ) -> None:
-        """Return once it is healthy. decode_tokens_per_s: emulated speed of each request, None for
-        the machine's own. migration_key: whose bearers may copy cached prefixes, None for nobody.
-        Raises EngineStartError."""
-        port = _free_port(self._host)
-        command = [
-            sys.executable,
-            *("-m", ENGINE_MODULE, "--model-path", model_path),
-            *("--host", self._host, "--port", str(port)),
-            *("--weight-version", weight_version, "--context-length", str(context_tokens)),
-            *("--max-running-requests", str(max_running_requests)),
-            *("--random-seed", str(seed), "--threads", str(self._threads)),
-        ]
-        if decode_tokens_per_s is not None:
-            command += ["--emulate-decode-tokens-per-s", str(decode_tokens_per_s)]
-        told = {} if migration_key is None else {MIGRATION_KEY: migration_key}
+    async def start(self, launch: EngineLaunch) -> None:
+        """Return once it is healthy. Raises EngineStartError, BadWeightsError."""
+        port = _free_port(launch.host)
+        command, environment = command_of(launch, port)
+        client = await asyncio.to_thread(client_of, launch, port)
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=child_environment(self._threads, told),
+                env=environment,
                 preexec_fn=_die_with_parent,
             )
-        self._client = EngineClient(f"http://{self._host}:{port}")
-        await self._wait_healthy()
+        self._client = client
+        await self._wait_healthy(START_TIMEOUT_S[launch.kind])
 
     async def wait(self) -> int:
         """Until it has ended; its exit status."""
         return await self._running().wait()
 
     async def stop(self) -> None:
-        """SIGTERM, SIGKILL after 5 s. No error if it has ended."""
-        process = self._running()
-        if process.returncode is None:
+        """SIGTERM, SIGKILL after 5 s. No error if it has ended, or never began."""
+        process = self._process
+        if process is not None and process.returncode is None:
             process.terminate()
             try:
                 await asyncio.wait_for(process.wait(), 5.0)
@@ -101,14 +74,14 @@ class EngineProcess:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _wait_healthy(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+    async def _wait_healthy(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         while not await self.client.health():
             if self._running().returncode is not None:
                 raise EngineStartError(f"engine ended while starting: {self._last_line()}")
             if time.monotonic() > deadline:
                 await self.stop()
-                raise EngineStartError(f"engine not healthy after {START_TIMEOUT_S:g} s")
+                raise EngineStartError(f"engine not healthy after {timeout_s:g} s")
             await asyncio.sleep(0.1)
 
     def _last_line(self) -> str:

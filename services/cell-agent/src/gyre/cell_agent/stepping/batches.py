@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from gyre.adapters.blob_fetch import blob_source
 from gyre.adapters.blobs import DirectoryBlobStore
 from gyre.adapters.failpoints import failpoint
 from gyre.adapters.logging import get_logger
+from gyre.cell_agent.phases import PhaseFailed, Phases
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.step_records import step_record
-from gyre.cell_agent.stepping.base import LONG_S, SHORT_S, WORLD_S, DutyFamily
+from gyre.cell_agent.stepping.base import DROP_S, LONG_S, SHORT_S, WORLD_S, DutyFamily
 from gyre.cell_agent.trainer.client import TrainerRefused
 from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import steps as step_events
 from gyre.core.cell import CellState, Holdings, duties
+from gyre.core.cell.state import Exposure
 
 
 class BatchDuties(DutyFamily):
@@ -28,40 +32,64 @@ class BatchDuties(DutyFamily):
         self._batch_started = time.monotonic()
 
     async def join_batch(self, duty: duties.JoinBatch, state: CellState) -> list[Report]:
+        phases = Phases(self._processes.memory, state.required_spec.schedule.transition_deadline_s)
+        try:
+            return await self._join(duty, state, phases)
+        except PhaseFailed as failed:
+            # Nothing to undo: the trainer is to blame, and ends.
+            raise failed.cause from failed
+
+    async def _join(self, duty: duties.JoinBatch, state: CellState, phases: Phases) -> list[Report]:
         lineage, version = duty.batch.version
         await self._trainer.call("restore", SHORT_S)
         if duty.pull is not None:
-            await self._trainer.call("drop_accumulation", SHORT_S)
-            try:
-                await self._trainer.call(
-                    "pull_weights",
-                    SHORT_S,
-                    host=duty.pull.host,
-                    port=duty.pull.port,
-                    version=version,
-                    lineage=lineage,
-                )
-            except TrainerRefused as refused:
-                if refused.kind != "weights_unavailable":
-                    raise
-                if state.cell in duty.batch.joined:
-                    # The others count on us: better a dead trainer, which the log tells them of.
-                    raise
-                # The step closed without us, or the core is gone: the log will say which.
-                self._held.missed = duty.batch.batch
-                return []
-        await self._trainer.call("begin_batch", SHORT_S, batch=duty.batch.batch, version=version)
+            async with phases("pull_weights"):
+                if not await self._pull(duty, duty.pull, state):
+                    return []
+        async with phases("register"):
+            await self._trainer.call("begin_batch", DROP_S, batch=duty.batch.batch, version=version)
         self._held.trainer_version = duty.batch.version
         self._held.accumulating = duty.batch.batch
         self._held.trained = set()
         self._batch_started = time.monotonic()
         body = cell_events.BatchJoined(
-            cell=state.cell, batch=duty.batch.batch, version=version, lineage=lineage
+            cell=state.cell,
+            batch=duty.batch.batch,
+            version=version,
+            lineage=lineage,
+            phases=tuple(phases.records),
         )
         return [Report(body=body)]
 
+    async def _pull(self, duty: duties.JoinBatch, source: Exposure, state: CellState) -> bool:
+        """The batch's weights from the core. False: they are not to be had any more."""
+        lineage, version = duty.batch.version
+        await self._trainer.call("drop_accumulation", DROP_S)
+        try:
+            await self._trainer.call(
+                "pull_weights",
+                LONG_S,
+                host=source.host,
+                port=source.port,
+                version=version,
+                lineage=lineage,
+                transport=source.transport,
+                own_host=self._settings.cell_host,
+                allow_public=state.required_spec.weights.allow_public,
+            )
+        except TrainerRefused as refused:
+            if refused.kind != "weights_unavailable":
+                raise
+            if state.cell in duty.batch.joined:
+                # The others count on us: better a dead trainer, which the log tells them of.
+                raise
+            # The step closed without us, or the core is gone: the log will say which.
+            self._held.missed = duty.batch.batch
+            return False
+        return True
+
     def claim(self, duty: duties.ClaimMicroStep, state: CellState) -> list[Report]:
-        body = cell_events.MicroStepClaimed(
+        body = step_events.MicroStepClaimed(
             batch=duty.batch.batch, index=duty.index, cell=state.cell, epoch=duty.epoch
         )
         subject = subjects.batch_claims(state.job or "", duty.batch.batch)
@@ -69,9 +97,17 @@ class BatchDuties(DutyFamily):
 
     async def train(self, duty: duties.TrainMicroStep, state: CellState) -> list[Report]:
         failpoint("cell_agent.after_claim")
-        await self._trainer.call(
-            "micro_step", LONG_S, path=self._blobs.path(duty.digest), digest=duty.digest
-        )
+        source = blob_source(self._settings.blobs_url, self._blobs, duty.digest)
+        try:
+            await self._trainer.call("submit_step", LONG_S, source=source, digest=duty.digest)
+        except TrainerRefused as refused:
+            if refused.kind != "body_unavailable":
+                raise
+            # The claim stands, and so does what is accumulated: it is asked for again.
+            get_logger().warning("micro_step_unavailable", source=source, error=refused.message)
+            return []
+        if duty.alone:
+            await self._trainer.call("flush_steps", LONG_S)
         self._held.trained.add(duty.index)
         return []
 
@@ -111,16 +147,16 @@ class BatchDuties(DutyFamily):
         batch = duty.batch
         lineage, _ = batch.version
         owners = tuple(
-            cell_events.MicroStepOwner(index=index, cell=cell, epoch=epoch)
+            step_events.MicroStepOwner(index=index, cell=cell, epoch=epoch)
             for index, (cell, epoch) in sorted(batch.owners.items())
         )
-        statistics = cell_events.StepStatistics(
+        statistics = step_events.StepStatistics(
             **answer["statistics"],
             grad_norm=answer["grad_norm"],
             lr=answer["lr"],
             seconds=time.monotonic() - self._batch_started,
         )
-        body = cell_events.StepCompleted(
+        body = step_events.StepCompleted(
             batch=batch.batch,
             step=batch.step,
             version=answer["version"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gyre.cell_agent.reports import Report
-from gyre.cell_agent.stepping.base import SHORT_S, WORLD_S, DutyFamily
+from gyre.cell_agent.stepping.base import DROP_S, WORLD_S, DutyFamily
 from gyre.cell_agent.trainer.client import TrainerRefused
 from gyre.contracts.events import cells as cell_events
 from gyre.core.cell import CellState, duties
@@ -15,7 +15,7 @@ class WorldDuties(DutyFamily):
         this cell alone, and would not hear of the new world before its time-out."""
         self._drop_accumulation()
         self._held.world_epoch = 0
-        await self._trainer.call("leave_world", SHORT_S)
+        await self._trainer.call("leave_world", DROP_S)
         return [Report(body=cell_events.WorldReady(cell=state.cell, epoch=duty.epoch))]
 
     async def form_world(self, duty: duties.FormWorld, state: CellState) -> list[Report]:
@@ -25,7 +25,7 @@ class WorldDuties(DutyFamily):
         try:
             await self._trainer.call(
                 "form_world",
-                WORLD_S + SHORT_S,
+                WORLD_S + DROP_S,
                 epoch=duty.epoch,
                 rank=duty.rank,
                 size=duty.size,

@@ -1,8 +1,9 @@
-"""`python -m gyre.cell_agent.trainer`: one cell's trainer.
+"""`python -m gyre.cell_agent.trainer`: one rank of a cell's trainer.
 
 Consumes: commands on its control socket, one at a time, on one thread; micro-steps by path.
 Produces: answers; checkpoints; weights over TCP on threads that touch no tensor.
-Waits for: the next command; in finish_batch, for the other members of the batch's prefix.
+Waits for: the next command; in one that computes, for the cell's other ranks; in finish_batch, for
+the other members of the batch's prefix.
 Is unblocked by: a member's death (at once), the world's time-out, the control socket's end.
 """
 
@@ -13,6 +14,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from gyre.adapters.logging import configure_logging
+from gyre.cell_agent.process_memory import keep_one_heap
 from gyre.cell_agent.trainer.control import open_control, serve
 from gyre.cell_agent.trainer.errors import TrainerError
 from gyre.cell_agent.trainer.launch import read_command
@@ -20,16 +23,18 @@ from gyre.cell_agent.trainer.launch import read_command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     launch, place = read_command(arguments)
+    configure_logging("trainer", "WARNING")
     control = open_control(place)
     os.nice(launch.nice)
+    keep_one_heap()
     import torch
 
     torch.set_num_threads(launch.threads)
     from gyre.cell_agent.trainer.commands import TrainerCommands
-    from gyre.cell_agent.trainer.model import start_cell_world
+    from gyre.cell_agent.trainer.meeting import join_cell
 
-    start_cell_world()
     try:
+        join_cell(launch)
         commands = TrainerCommands(launch)
     except TrainerError as error:
         sys.stderr.write(f"trainer of cell {launch.cell}: {error}\n")

@@ -46,36 +46,56 @@ class TreeAttention(torch.nn.Module):
         **__: Any,
     ) -> Tensor:
         """query [t, 1, heads, d]; key, value [t, 1, groups, d] -> [t, 1, heads * d]."""
-        groups = key.shape[2]
-        # [heads of a group, groups, t, d]: the kernel's batch is the heads that share a key.
-        by_group = query.view(len(query), groups, -1, query.shape[3]).permute(2, 1, 0, 3)
-        keys, values = (tensor[:, 0].transpose(0, 1)[None] for tensor in (key, value))
-        scale = self.softmax_scale or query.shape[3] ** -0.5
-        output: Tensor = _TreeSoftmax.apply(  # type: ignore[no-untyped-call]
-            by_group, keys, values, attention_bias.runs, scale
-        )
-        return output.permute(2, 1, 0, 3).flatten(1)[:, None]
+        return attend_runs(query, key, value, attention_bias.runs, scale=self.softmax_scale)
+
+
+def attend_runs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: tuple[Run, ...],
+    *,
+    first: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """query [s, 1, heads, d], of the tokens first..first + s of the tree's sequence, which `runs`
+    cover; key, value [t, 1, groups, d], of the whole sequence -> [s, 1, heads * d]."""
+    groups = key.shape[2]
+    # [heads of a group, groups, s, d]: the kernel's batch is the heads that share a key.
+    by_group = query.view(len(query), groups, -1, query.shape[3]).permute(2, 1, 0, 3)
+    keys, values = (tensor[:, 0].transpose(0, 1)[None] for tensor in (key, value))
+    output: Tensor = _TreeSoftmax.apply(  # type: ignore[no-untyped-call]
+        by_group, keys, values, runs, first, scale or query.shape[3] ** -0.5
+    )
+    return output.permute(2, 1, 0, 3).flatten(1)[:, None]
 
 
 class _TreeSoftmax(torch.autograd.Function):
-    """query [r, g, t, d]; key, value [1, g, t, d] -> [r, g, t, d]."""
+    """query [r, g, s, d]; key, value [1, g, t, d] -> [r, g, s, d]."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        runs: tuple[Run, ...],
+        first: int,
+        scale: float,
     ) -> Tensor:
         key, value = (tensor.expand(len(query), -1, -1, -1) for tensor in (key, value))
         output = torch.empty_like(query)
         sums = []
         for run in runs:
-            own = query[:, :, run.start : run.stop]
+            own = slice(run.start - first, run.stop - first)
+            asking = query[:, :, own]
             parts = [
-                _attend(own, key[:, :, a:b], value[:, :, a:b], 0.0, causal, scale=scale)
+                _attend(asking, key[:, :, a:b], value[:, :, a:b], 0.0, causal, scale=scale)
                 for (a, b), causal in _parts(run)
             ]
-            output[:, :, run.start : run.stop], log_sum = _merged(parts)
+            output[:, :, own], log_sum = _merged(parts)
             sums.append(log_sum)
-        ctx.runs, ctx.scale = runs, scale
+        ctx.runs, ctx.first, ctx.scale = runs, first, scale
         ctx.save_for_backward(query, key, value, output, torch.cat(sums, dim=2))
         return output
 
@@ -87,7 +107,7 @@ class _TreeSoftmax(torch.autograd.Function):
         to_query = log_sums.new_zeros(query.shape)
         to_key, to_value = (log_sums.new_zeros(key[:1].shape) for _ in range(2))
         for run in ctx.runs:
-            own = slice(run.start, run.stop)
+            own = slice(run.start - ctx.first, run.stop - ctx.first)
             of_run = [tensor[:, :, own] for tensor in (output, log_sums)]
             for (a, b), causal in _parts(run):
                 d_query, d_key, d_value = _attend_backward(
@@ -104,7 +124,7 @@ class _TreeSoftmax(torch.autograd.Function):
                 to_key[:, :, a:b] += d_key.sum(0, keepdim=True)
                 to_value[:, :, a:b] += d_value.sum(0, keepdim=True)
         collected = (tensor.to(query.dtype) for tensor in (to_query, to_key, to_value))
-        return (*collected, None, None)
+        return (*collected, None, None, None)
 
 
 def _parts(run: Run) -> Iterator[tuple[Span, bool]]:

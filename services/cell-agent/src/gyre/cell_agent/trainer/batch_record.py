@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -39,19 +39,35 @@ class TrainedExecution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellTimes:
+    """Field for field the contract's `CellTime`."""
+
+    cell: int
+    busy_s: float
+    idle_s: float
+    pull_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """problems: why the step must not be applied, one a micro-step."""
+    """problems: why the step must not be applied, one a micro-step. times: by cell."""
 
     totals: Totals = field(default_factory=Totals)
     executions: tuple[TrainedExecution, ...] = ()
     problems: tuple[str, ...] = ()
+    times: tuple[CellTimes, ...] = ()
 
     def plus(self, other: BatchRecord) -> BatchRecord:
         return BatchRecord(
             totals=self.totals.plus(other.totals),
             executions=self.executions + other.executions,
             problems=self.problems + other.problems,
+            times=self.times + other.times,
         )
+
+    def statistics(self) -> dict[str, Any]:
+        """By the names of the contract's StepStatistics, those that a batch's cells give."""
+        return {**self.totals.as_step(), "cell_times": [asdict(one) for one in self.times]}
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -88,7 +104,7 @@ def merged(records: Iterable[bytes]) -> BatchRecord:
     for data in records:
         total = total.plus(BatchRecord.of_bytes(data))
     ordered = sorted(total.executions, key=lambda one: one.micro_step)
-    return BatchRecord(totals=total.totals, executions=tuple(ordered), problems=total.problems)
+    return replace(total, executions=tuple(ordered))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +114,10 @@ class MicroStepReport:
     index: int
     record: BatchRecord
 
-    def as_answer(self, seconds: float) -> dict[str, Any]:
+    def as_answer(self) -> dict[str, Any]:
         trained = self.record.executions
         return {
             "index": self.index,
-            "seconds": seconds,
             **self.record.totals.as_step(),
             "num_executions": len(trained),
             "ratios": {one.execution: one.ratio for one in trained},

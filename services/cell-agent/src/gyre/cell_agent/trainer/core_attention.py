@@ -6,7 +6,8 @@ implementation's `mask` gives it: made once for a forward pass, shared by all la
 `attention_mask`: where layers are recomputed, Megatron saves that one, and saves tensors only.
 
 On a CPU `attention.py`, whose kernel is for CPUs; elsewhere `flex_attention.py`, whose operator has
-no backward pass on a CPU. There is nothing to choose: each trains where the other cannot.
+no backward pass on a CPU. There is nothing to choose: each trains where the other cannot. Where a
+cell's tokens are shared out over context ranks, `context_attention.py`, on a CPU alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from gyre.cell_agent.trainer.attention import TreeAttention
+from gyre.cell_agent.trainer.errors import BadModel
 from gyre.cell_agent.trainer.flex_attention import FlexTreeAttention
+from gyre.cell_agent.trainer.layout import own_layout
 from gyre.cell_agent.trainer.prefix_tree import PrefixTree
 
 
@@ -31,4 +34,12 @@ class CoreAttention(Protocol):
 
 
 def core_attention_on(device_type: str) -> CoreAttention:
+    """Raises BadModel: the cell's layout has context > 1, away from a CPU."""
+    if own_layout().context > 1:
+        if device_type != "cpu":
+            raise BadModel(f"layout.context > 1 is not supported on {device_type}, only on a CPU")
+        # It takes a collective from Megatron, which the others do without.
+        from gyre.cell_agent.trainer.context_attention import ContextTreeAttention
+
+        return ContextTreeAttention
     return TreeAttention if device_type == "cpu" else FlexTreeAttention

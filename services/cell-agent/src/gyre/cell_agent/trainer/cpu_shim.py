@@ -15,8 +15,12 @@ import torch
 
 _CPU = torch.device("cpu")
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
-# The optimizers assert on this string to refuse half precision. On a CPU both full precisions pass.
-_FULL_PRECISION = {"torch.FloatTensor", "torch.DoubleTensor"}
+# The optimizers tell full precision from half by these strings. On a CPU both full ones pass.
+_TYPES = {
+    "torch.FloatTensor": "torch.cuda.FloatTensor",
+    "torch.DoubleTensor": "torch.cuda.FloatTensor",
+    "torch.BFloat16Tensor": "torch.cuda.BFloat16Tensor",
+}
 
 
 def install() -> None:
@@ -32,6 +36,7 @@ def install() -> None:
     _redirect_devices()
     _rename_tensor_types()
     _redirect_random_state()
+    _complete_router()
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:
@@ -67,9 +72,7 @@ def _rename_tensor_types() -> None:
 
     def tensor_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         answer = original(self, *args, **kwargs)
-        if isinstance(answer, str):
-            return "torch.cuda.FloatTensor" if answer in _FULL_PRECISION else answer
-        return answer
+        return _TYPES.get(answer, answer) if isinstance(answer, str) else answer
 
     torch.Tensor.type = tensor_type  # type: ignore[method-assign, assignment]
 
@@ -82,3 +85,11 @@ def _redirect_random_state() -> None:
 
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def _complete_router() -> None:
+    """Without Transformer Engine the experts' router asks for a name that was not imported."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

@@ -41,11 +41,24 @@ class BadMicroStep(TrainerError):
     kind = "bad_micro_step"
 
 
+class BodyUnavailable(TrainerError):
+    """Who serves the micro-step's bytes was away until the deadline. They may be had later."""
+
+    kind = "body_unavailable"
+
+
 class PeerLost(TrainerError):
     """A member died or did not come in time. The accumulation is dropped and the world is gone:
     form_world with a new epoch, begin_batch, and do the batch's micro-steps again."""
 
     kind = "peer_lost"
+
+
+class StageLost(TrainerError):
+    """Another rank of this cell is gone, and with it what the ranks compute together: this process
+    is of no use any more."""
+
+    kind = "stage_lost"
 
 
 class MembersDisagree(TrainerError):
@@ -61,6 +74,18 @@ class WeightsUnavailable(TrainerError):
 
 
 class CheckpointError(TrainerError):
-    """The checkpoint is missing, damaged, or another one is already there."""
+    """The checkpoint is missing, damaged, not to be written, or another one is already there."""
 
     kind = "checkpoint_error"
+
+
+class NoMemory(TrainerError):
+    """There is no room for what is to be moved, on the device or where it is kept meanwhile."""
+
+    kind = "no_memory"
+
+
+class NoSpace(CheckpointError):
+    """The checkpoint does not fit on its disk; nothing of it is there."""
+
+    kind = "no_space"

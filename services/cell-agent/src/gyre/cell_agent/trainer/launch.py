@@ -6,23 +6,44 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-DTYPES = ("float32", "float64")
+from pydantic import ValidationError
+
+from gyre.contracts.training_job import LayoutSection
+
+ONE_RANK = LayoutSection()
+DTYPES = ("float32", "float64", "bfloat16")
+RECOMPUTE = ("none", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the ranks of one cell find one another: torch's store at host:port, under a prefix that
+    no other start of any cell uses."""
+
+    host: str
+    port: int
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaunch:
-    """model_path: a Hugging Face directory. threads: of torch. nice: added to the process's
-    niceness. dtype: of parameters, one of DTYPES. tokens_per_s: emulated training speed, None for
-    the machine's own."""
+    """One rank of a cell. rank: in the cell, 0 answers for it. meeting: None for a cell of one.
+    model_path: a Hugging Face directory. threads: of torch. nice: added to the process's niceness.
+    dtype: of parameters, one of DTYPES. recompute: of activations, one of RECOMPUTE. tokens_per_s:
+    emulated training speed, None for the machine's own."""
 
     cell: int
     model_path: Path
+    rank: int = 0
+    layout: LayoutSection = ONE_RANK
+    meeting: Meeting | None = None
     threads: int = 1
     nice: int = 0
     dtype: str = "float32"
+    recompute: str = "none"
     tokens_per_s: float | None = None
 
     def command(self, control: str) -> list[str]:
@@ -32,10 +53,19 @@ class TrainerLaunch:
             *("-m", "gyre.cell_agent.trainer", "--cell", str(self.cell)),
             *("--model-path", str(self.model_path), "--control", control),
             *("--threads", str(self.threads), "--nice", str(self.nice), "--dtype", self.dtype),
+            *("--recompute", self.recompute),
         ]
+        if self.meeting is not None:
+            meeting = self.meeting
+            command += ["--rank", str(self.rank), "--layout", self.layout.model_dump_json()]
+            command += ["--store", f"{meeting.host}:{meeting.port}", "--world", meeting.prefix]
         if self.tokens_per_s is not None:
             command += ["--emulate-tokens-per-s", str(self.tokens_per_s)]
         return command
+
+    def of_rank(self, rank: int) -> TrainerLaunch:
+        """The same cell's other rank."""
+        return replace(self, rank=rank)
 
 
 def read_command(arguments: Sequence[str] | None) -> tuple[TrainerLaunch, str]:
@@ -48,16 +78,33 @@ def read_command(arguments: Sequence[str] | None) -> tuple[TrainerLaunch, str]:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--nice", type=int, default=0, help="added to this process's niceness")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
     parser.add_argument(
         "--emulate-tokens-per-s", type=_speed, help="hold micro-steps to this speed (emulation)"
     )
+    parser.add_argument("--rank", type=int, default=0, help="in the cell")
+    parser.add_argument("--layout", type=_layout, default=ONE_RANK, help="JSON")
+    parser.add_argument("--store", type=_address, help="host:port where the cell's ranks meet")
+    parser.add_argument("--world", help="the ranks' prefix in the store")
     options = parser.parse_args(arguments)
+    meeting = None
+    if options.store is not None and options.world is not None:
+        host, port = options.store
+        meeting = Meeting(host=host, port=port, prefix=options.world)
+    if not 0 <= options.rank < options.layout.num_ranks:
+        parser.error(f"--rank {options.rank}: the layout has {options.layout.num_ranks} ranks")
+    if options.layout.num_ranks > 1 and meeting is None:
+        parser.error("--store, --world: the ranks of a cell need a store to meet")
     launch = TrainerLaunch(
         cell=options.cell,
         model_path=options.model_path,
+        rank=options.rank,
+        layout=options.layout,
+        meeting=meeting,
         threads=options.threads,
         nice=options.nice,
         dtype=options.dtype,
+        recompute=options.recompute,
         tokens_per_s=options.emulate_tokens_per_s,
     )
     return launch, options.control
@@ -68,3 +115,17 @@ def _speed(text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value
+
+
+def _layout(text: str) -> LayoutSection:
+    try:
+        return LayoutSection.model_validate_json(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(error.errors()[0]["msg"]) from error
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no host:port")
+    return host, int(port)

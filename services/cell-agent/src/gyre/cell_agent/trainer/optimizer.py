@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gyre.cell_agent.trainer.megatron_core import (
     DistributedDataParallel,
     OptimizerConfig,
     get_megatron_optimizer,
 )
+from gyre.cell_agent.trainer.optimizer_shares import OptimizerShares
 from gyre.cell_agent.trainer.settings import OptimizerSettings
 
 OptimizerState = dict[str, Any]
-"""{"num_updates": int, "parameters": {Megatron name: {"exp_avg", "exp_avg_sq", "step"}}}."""
+"""{"num_updates": int, "parameters": {Megatron name: {"exp_avg", "exp_avg_sq", "step"}}}, of what
+this rank updates; "master" beside them where the model holds it in half precision."""
+
+MASTER = "master"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,11 @@ class Update:
 
 
 class CoreOptimizer:
-    """Mutates the model's parameters in `update`, and nothing else does between two loads."""
+    """Mutates the model's parameters in `update`, and nothing else does between two loads.
+
+    Parameters in half precision have float32 masters here, which the update is applied to and the
+    parameters are rounded from; without them updates below a parameter's own precision would be
+    lost. A fresh optimizer takes the parameters for their masters."""
 
     def __init__(
         self,
@@ -45,7 +54,11 @@ class CoreOptimizer:
     ) -> None:
         self._settings = settings
         self._parameters = dict(model.module.named_parameters())
-        self._optimizer = get_megatron_optimizer(_config(settings, model), [model])
+        self._shares = OptimizerShares(self._parameters.values())
+        with self._shares.own_alone():
+            self._optimizer = get_megatron_optimizer(_config(settings, model), [model])
+        if self._shares.several:
+            self._count_every_share()
         self.num_updates = 0
         if state is not None:
             self._load(state)
@@ -65,6 +78,7 @@ class CoreOptimizer:
             if refusal:
                 return Update(grad_norm=grad_norm, lr=lr, skip_reason=refusal)
             self._optimizer.step()
+            self._shares.exchange()
         finally:
             # Megatron lent its buffers to .grad; left there, backward would add to them twice.
             self._optimizer.zero_grad(set_to_none=True)
@@ -74,37 +88,64 @@ class CoreOptimizer:
     def state(self) -> OptimizerState:
         """Copies, by parameter name, so that it outlives another layout of the buffers."""
         moments = self._moments()
-        return {
-            "num_updates": self.num_updates,
-            "parameters": {
-                name: {key: value.clone() for key, value in moments[parameter].items()}
-                for name, parameter in self._parameters.items()
-                if parameter in moments
-            },
-        }
+        parameters = {}
+        for name, parameter in self._parameters.items():
+            main = _main(parameter)
+            values = {key: value.clone() for key, value in moments.get(main, {}).items()}
+            if main is not parameter:
+                values[MASTER] = main.detach().clone()
+            if values:
+                parameters[name] = values
+        return {"num_updates": self.num_updates, "parameters": parameters}
 
     def _load(self, state: OptimizerState) -> None:
         self.num_updates = state["num_updates"]
         moments = self._moments()
-        for name, values in state["parameters"].items():
-            moments[self._parameters[name]] = {key: value.clone() for key, value in values.items()}
+        for name, saved in state["parameters"].items():
+            main = _main(self._parameters[name])
+            values = {key: value.clone() for key, value in saved.items() if key != MASTER}
+            if values:
+                moments[main] = values
+            if MASTER in saved:
+                main.data.copy_(saved[MASTER])
 
     def _moments(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """By main parameter."""
         (adam,) = self._optimizer.chained_optimizers
         moments: dict[torch.Tensor, dict[str, torch.Tensor]] = adam.optimizer.state
         return moments
 
-    def offload(self) -> None:
-        """Off the accelerator while the cell serves; nothing to do on a CPU."""
-        self._optimizer.offload_to_cpu()
+    def _count_every_share(self) -> None:
+        """In the gradient's norm, which Megatron adds up over the ranks that share the model: here
+        over all of the cell, in which each parameter's owner counts it once."""
+        for part in self._optimizer.chained_optimizers:
+            part.grad_stats_parallel_group = dist.group.WORLD
 
-    def restore(self) -> None:
-        self._optimizer.restore_from_cpu()
+    def tensors(self) -> list[torch.Tensor]:
+        """What it works on: the parameters or their masters, and the moments."""
+        adams = [chained.optimizer for chained in self._optimizer.chained_optimizers]
+        stepped = [p for adam in adams for group in adam.param_groups for p in group["params"]]
+        states = [state for adam in adams for state in adam.state.values()]
+        kept = [value for state in states for value in state.values()]
+        return [*stepped, *(value for value in kept if isinstance(value, torch.Tensor))]
 
 
-def names_match(state: OptimizerState, parameters: Mapping[str, Any]) -> bool:
-    """Whether a saved state belongs to a model with these parameters."""
-    return set(state["parameters"]) <= set(parameters)
+def fits(state: OptimizerState, parameters: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a saved state belongs to a model with these parameters, in their precision."""
+    saved = state["parameters"]
+    return set(saved) <= set(parameters) and all(
+        (MASTER in values) == _is_half(parameters[name]) for name, values in saved.items()
+    )
+
+
+def _is_half(parameter: torch.Tensor) -> bool:
+    return parameter.dtype in (torch.bfloat16, torch.float16)
+
+
+def _main(parameter: torch.Tensor) -> torch.Tensor:
+    """What the optimizer steps: the parameter itself, or its float32 master."""
+    main: torch.Tensor = getattr(parameter, "main_param", parameter)
+    return main
 
 
 def _config(settings: OptimizerSettings, model: DistributedDataParallel) -> OptimizerConfig:
@@ -117,5 +158,6 @@ def _config(settings: OptimizerSettings, model: DistributedDataParallel) -> Opti
         weight_decay=settings.weight_decay,
         clip_grad=settings.grad_clip,
         params_dtype=model.config.params_dtype,
+        bf16=model.config.params_dtype == torch.bfloat16,
         use_distributed_optimizer=False,
     )

@@ -1,62 +1,62 @@
-"""A micro-step's gradient: in one pass, or in two where its rows are more than one forward unit.
+"""A micro-step's loss: of its targets in all units, and what each unit's backward starts from.
 
-s_i and m_i of eq. (5)-(6) need every target of an execution before the first backward. Rows that
-fit in one forward unit are forwarded together and then run backward. A larger micro-step is
-forwarded twice on the same frozen weights: once without gradient, unit by unit, which gives the
-loss, s_i and m_i of all its executions; then unit by unit again, each with its share of the loss
-and its backward. A token in the context of several units is computed in each, and its gradients
-from all of them add up, so the sum is exact. What is held at any time is one unit's activations.
+s_i and m_i of eq. (5)-(6) need every target of an execution before the first backward. A normal
+micro-step is one forward unit. A larger one is forwarded twice on the same frozen weights: once
+without gradient, which gives the loss, s_i and m_i of all its executions; then unit by unit with
+its backward. Either way the loss is worked out once, and a backward starts from its derivative by
+each log-probability, the slopes: a unit's second forward gives what the loss was worked out on. A
+token in the context of several units is computed in each, and its gradients from all of them add
+up, so the sum is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gyre.cell_agent.trainer.layout import TokenShares
+from gyre.cell_agent.trainer.logits import own_policy, spread
 from gyre.cell_agent.trainer.packing import ForwardUnit, PackedMicroStep
 from gyre.core.objective import ObjectiveSettings
-from gyre.objective import ObjectiveResult, TokenPolicy, objective_loss, token_policy
+from gyre.objective import ObjectiveResult, TokenPolicy, objective_loss
 
 
-def add_gradient(
-    model: torch.nn.Module, packed: PackedMicroStep, settings: ObjectiveSettings
-) -> tuple[TokenPolicy, ObjectiveResult]:
-    """Accumulates in the model's buffers; returns what is known of all targets, in their order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """policy, result: of all targets, in their order, without a graph. slopes: [n], the loss's
+    derivative by each target's log-probability."""
 
-    Raises NonFiniteLoss and ObjectiveError, before any backward unless the second pass computes
-    what the first did not: NonFiniteLoss then leaves the gradient of some units in the buffers.
-    """
-    if len(packed.units) > 1:
-        return _in_two_passes(model, packed, settings)
-    policy = _forward(model, packed, packed.units[0])
-    result = objective_loss(policy.logprobs, packed.targets, settings)
-    _backward(result.loss)
-    return policy, result
+    policy: TokenPolicy
+    result: ObjectiveResult
+    slopes: Tensor
 
 
-def _in_two_passes(
-    model: torch.nn.Module, packed: PackedMicroStep, settings: ObjectiveSettings
-) -> tuple[TokenPolicy, ObjectiveResult]:
-    with torch.no_grad():
-        policy = joined([_forward(model, packed, unit) for unit in packed.units])
-        result = objective_loss(policy.logprobs, packed.targets, settings)
-    ratios = torch.tensor(result.ratios, dtype=torch.float64)
-    for unit in packed.units:
-        logprobs = _forward(model, packed, unit).logprobs
-        part = objective_loss(logprobs, packed.part(unit), settings, ratios=ratios)
-        _backward(part.loss)
-    return policy, result
-
-
-def _forward(model: torch.nn.Module, packed: PackedMicroStep, unit: ForwardUnit) -> TokenPolicy:
-    return unit_policy(packed, unit, model(unit.tree, unit.predictors))
+def evaluate(
+    packed: PackedMicroStep, policies: Sequence[TokenPolicy], settings: ObjectiveSettings
+) -> Evaluated:
+    """policies: by unit. Raises NonFiniteLoss, ObjectiveError."""
+    policy = joined(policies)
+    logprobs = policy.logprobs.detach().requires_grad_()
+    with torch.enable_grad():
+        result = objective_loss(logprobs, packed.targets, settings)
+    (slopes,) = torch.autograd.grad(result.loss, logprobs)
+    return Evaluated(
+        policy=replace(policy, logprobs=logprobs.detach()),
+        result=replace(result, loss=result.loss.detach()),
+        slopes=slopes,
+    )
 
 
 def unit_policy(packed: PackedMicroStep, unit: ForwardUnit, logits: Tensor) -> TokenPolicy:
-    """logits: [n, vocabulary], of the unit's n predictors."""
-    return token_policy(logits, packed.token_ids[unit.targets], packed.temperatures[unit.targets])
+    """logits: as the model gives them of the unit's predictors on this rank. Returns what is known
+    of all the unit's targets, on every rank of the cell that has logits. Collective over those."""
+    own = unit.first + TokenShares.own().among(unit.predictors, unit.tree.num_tokens)
+    token_ids, temperatures = packed.token_ids[unit.targets], packed.temperatures[unit.targets]
+    policy = own_policy(logits, token_ids[own], temperatures[own])
+    return spread(policy, own, len(token_ids))
 
 
 def joined(parts: Sequence[TokenPolicy]) -> TokenPolicy:
@@ -65,7 +65,3 @@ def joined(parts: Sequence[TokenPolicy]) -> TokenPolicy:
         logprobs=torch.cat([part.logprobs for part in parts]),
         entropy=torch.cat([part.entropy for part in parts]),
     )
-
-
-def _backward(loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]

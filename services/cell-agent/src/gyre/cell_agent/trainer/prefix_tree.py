@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,44 @@ def build_prefix_tree(blocks: Sequence[TreeBlock]) -> PrefixTree:
         subtree_ends=_subtree_ends(nodes[1:]),
         runs=runs,
         places=tuple(_places(block, at) for block, at in zip(blocks, ends, strict=True)),
+    )
+
+
+def padded(tree: PrefixTree, num_tokens: int) -> PrefixTree:
+    """With tokens behind it up to `num_tokens`, on a root path of their own: no token of the tree
+    sees them, and they see none of its."""
+    size, more = tree.num_tokens, num_tokens - tree.num_tokens
+    if more == 0:
+        return tree
+    fill = np.arange(more, dtype=np.int64)
+    return PrefixTree(
+        token_ids=np.concatenate([tree.token_ids, np.zeros(more, np.int64)]),
+        positions=np.concatenate([tree.positions, fill]),
+        parents=np.concatenate([tree.parents, np.where(fill > 0, size + fill - 1, -1)]),
+        subtree_ends=np.concatenate([tree.subtree_ends, np.full(more, num_tokens)]),
+        runs=(*tree.runs, Run(start=size, stop=num_tokens, depth=0, above=())),
+        places=tree.places,
+    )
+
+
+def cut(runs: tuple[Run, ...], here: slice) -> tuple[Run, ...]:
+    """The parts of `runs` that lie in the places `here`; what a run has before its part is one span
+    more above it."""
+    return tuple(
+        _part(run, max(run.start, here.start), min(run.stop, here.stop))
+        for run in runs
+        if run.start < here.stop and run.stop > here.start
+    )
+
+
+def _part(run: Run, start: int, stop: int) -> Run:
+    if start == run.start:
+        return replace(run, stop=stop)
+    return Run(
+        start=start,
+        stop=stop,
+        depth=run.depth + start - run.start,
+        above=(*run.above, (run.start, start)),
     )
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from gyre.cell_agent.trainer.errors import BadCommand
 from gyre.core.objective import ObjectiveSettings
 from gyre.objective import OBJECTIVES
 
+# Share of the fall that is left at a share `done` of it; 1 at 0 and 0 at 1, exactly.
+_FALLS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Adam. The learning rate rises linearly over `warmup_steps` updates, then stays. grad_clip:
-    largest global gradient norm. Field for field the job file's `optimizer` section."""
+    """Adam. The learning rate rises linearly over `warmup_steps` updates to `lr`, then follows the
+    schedule: "constant" stays; "linear" and "cosine" fall to `min_lr` over the next `decay_steps`
+    updates and stay there. grad_clip: largest global gradient norm. Field for field the job file's
+    `optimizer` section."""
 
     lr: float
     beta1: float
@@ -23,12 +33,20 @@ class OptimizerSettings:
     weight_decay: float
     warmup_steps: int
     grad_clip: float
+    schedule: str = "constant"
+    decay_steps: int | None = None
+    min_lr: float = 0.0
 
     def lr_of_update(self, num_updates: int) -> float:
         """Learning rate of the update after `num_updates` others."""
-        if num_updates >= self.warmup_steps:
+        fallen = num_updates - self.warmup_steps
+        if fallen < 0:
+            return self.lr * (num_updates + 1) / self.warmup_steps
+        if self.decay_steps is None:
             return self.lr
-        return self.lr * (num_updates + 1) / self.warmup_steps
+        left = _FALLS[self.schedule](min(1.0, fallen / self.decay_steps))
+        # Weighted so that both ends are met exactly.
+        return self.lr * left + self.min_lr * (1.0 - left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +65,8 @@ def parse_settings(
 ) -> TrainerSettings:
     """From the job file's sections as JSON; keys that concern others (advantage) are ignored.
 
-    Raises BadCommand: a key is missing, no objective has that name, or a bound is none."""
+    Raises BadCommand: a key is missing, no objective or schedule has that name, a fall has no
+    length, or a bound is none."""
     chosen = ObjectiveSettings(**_chosen(ObjectiveSettings, "objective", objective))
     if chosen.name not in OBJECTIVES:
         raise BadCommand(
@@ -56,9 +75,23 @@ def parse_settings(
     return TrainerSettings(
         job=job,
         objective=chosen,
-        optimizer=OptimizerSettings(**_chosen(OptimizerSettings, "optimizer", optimizer)),
+        optimizer=_optimizer(optimizer),
         max_mismatch=_max_mismatch(objective),
     )
+
+
+def _optimizer(section: Mapping[str, Any]) -> OptimizerSettings:
+    chosen = OptimizerSettings(**_chosen(OptimizerSettings, "optimizer", section))
+    if chosen.schedule not in _FALLS:
+        raise BadCommand(
+            f"configure: optimizer.schedule is {chosen.schedule!r}; there are {', '.join(_FALLS)}"
+        )
+    if (chosen.schedule == "constant") != (chosen.decay_steps is None):
+        raise BadCommand(
+            f"configure: optimizer.schedule is {chosen.schedule!r} and decay_steps is "
+            f"{chosen.decay_steps}; linear and cosine have a length, constant has none"
+        )
+    return chosen
 
 
 def _max_mismatch(objective: Mapping[str, Any]) -> float | None:
@@ -69,8 +102,11 @@ def _max_mismatch(objective: Mapping[str, Any]) -> float | None:
 
 
 def _chosen(kind: type, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = [field.name for field in fields(kind)]
-    missing = [name for name in names if name not in values]
+    missing = [
+        field.name
+        for field in fields(kind)
+        if field.name not in values and field.default is MISSING
+    ]
     if missing:
         raise BadCommand(f"configure: {section} lacks {', '.join(missing)}")
-    return {name: values[name] for name in names}
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}

@@ -1,8 +1,7 @@
 """A cell's model cut into pipeline stages, one process each; the whole model where it is one.
 
 Megatron counts a stage's layers from zero and gives the last stage a copy of a tied embedding. By
-the names here a stage's tensors are those of the undivided model, so that `conversion` reads and
-writes them whatever the number of stages.
+the names here a stage's tensors are those of the undivided model.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.contracts.events.cells import RATIO_EDGES
+from gyre.contracts.events.steps import RATIO_EDGES
 from gyre.core.mismatch import Mismatch, merged
 from gyre.objective import ObjectiveResult, Targets, TokenPolicy, mismatches
 

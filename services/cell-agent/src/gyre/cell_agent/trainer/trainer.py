@@ -2,98 +2,121 @@
 
 Invariants:
 - weights never change while a batch is open, except by the update that closes it (`update.py`);
-- a gradient buffer holds exactly the micro-steps listed in `accumulated`; if one of them was not
-  finite, the batch's record says so and the update that closes the batch applies nothing;
+- after a flush a gradient buffer holds exactly the micro-steps listed in `accumulated`; if one of
+  them was not finite, the batch's record says so and the update that closes the batch applies
+  nothing;
 - only the core has an optimizer;
 - who leaves the world drops the accumulation: it belonged to that world's epoch.
 """
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gyre.adapters.failpoints import failpoint
-from gyre.cell_agent.trainer.batch_record import (
-    MicroStepReport,
-    report_empty,
-    report_micro_step,
-    report_non_finite,
-)
-from gyre.cell_agent.trainer.carriers import OpenBatch, WeightsName
-from gyre.cell_agent.trainer.conversion import Weights, hf_to_megatron, megatron_to_hf
+from gyre.cell_agent.trainer.accumulation import Accumulation
+from gyre.cell_agent.trainer.batch_record import MicroStepReport
+from gyre.cell_agent.trainer.bridge import WeightBridge
+from gyre.cell_agent.trainer.carriers import WeightsName
+from gyre.cell_agent.trainer.clock import Clock
 from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
     BadModel,
     WrongState,
     WrongVersion,
 )
+from gyre.cell_agent.trainer.headers import HeaderLine
 from gyre.cell_agent.trainer.hf_config import PolicyConfig
+from gyre.cell_agent.trainer.inbox import Work
+from gyre.cell_agent.trainer.layout import own_coordinate, own_data_share
+from gyre.cell_agent.trainer.megatron_core import parallel_state
+from gyre.cell_agent.trainer.memory import TrainerMemory, resident
 from gyre.cell_agent.trainer.model import build_model
-from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, names_match
+from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, fits
 from gyre.cell_agent.trainer.packing import pack_micro_step
-from gyre.cell_agent.trainer.passes import add_gradient
 from gyre.cell_agent.trainer.settings import TrainerSettings
-from gyre.cell_agent.trainer.statistics import Totals, target_totals
+from gyre.cell_agent.trainer.stages import own_stage
+from gyre.cell_agent.trainer.stream import Stream
+from gyre.cell_agent.trainer.weights_io import Weights
 from gyre.cell_agent.trainer.world import CellWorld, Rendezvous
 from gyre.core.microstep import MicroStep
-from gyre.objective import NonFiniteLoss, ObjectiveError
+from gyre.objective import ObjectiveError
 
 
 class MegatronTrainer:
     """Commands call these methods from one thread; see the module's invariants."""
 
-    def __init__(self, policy: PolicyConfig, dtype: torch.dtype) -> None:
+    def __init__(self, policy: PolicyConfig, dtype: torch.dtype, **options: bool) -> None:
+        """options: of `build_model`."""
         self.policy = policy
-        self.model = build_model(policy, dtype)
+        self.model = build_model(policy, dtype, **options)
         self.parameters: dict[str, Tensor] = dict(self.model.module.named_parameters())
+        self._bridge = WeightBridge(policy, self.model)
+        self.stage = own_stage(self.model)
+        self._line = HeaderLine()
+        self.cell = 0
+        self.tokens_per_s: float | None = None
+        # How long the weights of the next batch were pulled for.
+        self.pull_s = 0.0
         self.settings: TrainerSettings | None = None
         self.held: WeightsName | None = None
-        self.open: OpenBatch | None = None
+        self.open: Accumulation | None = None
         self.world: CellWorld | None = None
-        self.offloaded = False
+        self.memory = TrainerMemory(self.model, self._tensors)
         self._optimizer: CoreOptimizer | None = None
         self._saved_optimizer: OptimizerState | None = None
 
     # Weights
 
+    @resident
     def set_weights(self, weights: Weights, name: WeightsName) -> None:
-        """All or nothing. Raises BadModel, WrongState (a batch is open)."""
+        """weights: of the whole model; each rank of the cell takes its part. All or nothing.
+        Raises BadModel, WrongState (a batch is open)."""
         self._require_no_open_batch()
-        incoming = hf_to_megatron(weights, self.policy)
-        for key, parameter in self.parameters.items():
-            if incoming[key].shape != parameter.shape:
-                raise BadModel(
-                    f"{key} has shape {tuple(incoming[key].shape)}, config.json says "
-                    f"{tuple(parameter.shape)}"
-                )
+        incoming = self._bridge.own_part(weights)
         with torch.no_grad():
             for key, parameter in self.parameters.items():
                 parameter.copy_(incoming[key])
         self.held = name
 
+    @resident
     def set_optimizer_state(self, state: OptimizerState | None) -> None:
         """None: start afresh. Used when the next update builds the optimizer."""
-        if state is not None and not names_match(state, self.parameters):
+        if state is not None and not fits(state, self.parameters):
             raise BadModel("the optimizer state belongs to another model")
         self._optimizer, self._saved_optimizer = None, state
+        # Megatron's optimizers refer to themselves: the old one's moments would stay for a while.
+        gc.collect()
 
+    @resident
     def weights(self) -> Weights:
-        """Copies by Hugging Face names, contiguous."""
-        detached = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        return megatron_to_hf(detached, self.policy)
+        """Copies by Hugging Face names, contiguous: whole on the cell's first rank, empty on the
+        others, for what leaves a cell leaves it there. All ranks of the cell call it."""
+        return self._whole({name: value.detach() for name, value in self.parameters.items()})
 
     def gradients(self) -> Weights:
-        """Copies of the gradient buffers by Hugging Face names. Raises WrongState: offloaded."""
-        if self.offloaded:
+        """Copies of the gradient buffers, as `weights`; what ranks have to sum is summed by
+        `finalize_gradients`. Raises WrongState: offloaded."""
+        if self.memory.offloaded:
             raise WrongState("the gradient buffers are offloaded: restore first")
-        buffers = {
-            name: parameter.main_grad  # type: ignore[attr-defined]
-            for name, parameter in self.parameters.items()
-        }
-        return megatron_to_hf(buffers, self.policy)
+        return self._whole(
+            {
+                name: parameter.main_grad.detach()  # type: ignore[attr-defined]
+                for name, parameter in self.parameters.items()
+            }
+        )
+
+    def _whole(self, tensors: dict[str, Tensor]) -> Weights:
+        place = own_coordinate()
+        if place.context or place.data:
+            return {}
+        named = self._bridge.whole(tensors)
+        copies = ((name, value.clone() if place.index == 0 else value) for name, value in named)
+        return {name: value for name, value in copies if place.index == 0}
 
     def require_held(self) -> WeightsName:
         if self.held is None:
@@ -101,7 +124,9 @@ class MegatronTrainer:
         return self.held
 
     def optimizer_state(self) -> OptimizerState | None:
-        """None on a cell that has never updated or loaded one."""
+        """None on a cell that has never updated or loaded one. Raises WrongState: offloaded."""
+        if self.memory.offloaded:
+            raise WrongState("the optimizer's state is offloaded: restore first")
         return self._saved_optimizer if self._optimizer is None else self._optimizer.state()
 
     def core_optimizer(self) -> CoreOptimizer:
@@ -130,68 +155,72 @@ class MegatronTrainer:
     def begin_batch(self, batch: str, version: int) -> None:
         """Zeroes the gradients; what was open is dropped."""
         self.require_settings()
-        if self.offloaded:
+        self.drop_accumulation()
+        if self.memory.offloaded:
             raise WrongState("the gradient buffers are offloaded: restore first")
         if self.require_held().version != version:
             raise WrongVersion(f"version {version} is named, {self.require_held().version} is held")
         self.model.zero_grad_buffer()
-        self.open = OpenBatch(batch=batch)
+        self.open = self._accumulation(batch)
+
+    def _accumulation(self, batch: str) -> Accumulation:
+        clock = Clock(tokens_per_s=self.tokens_per_s if self._line.leads else None)
+        stream = Stream(self.stage, self._line, self.require_settings().objective, clock)
+        failpoints = ("trainer.mid_accumulation", f"trainer_{self.cell}.mid_accumulation")
+        return Accumulation(batch, stream, self._line, failpoints)
 
     def drop_accumulation(self) -> int:
         """Closes the batch without an update; returns how many micro-steps are lost with it."""
-        dropped = len(self.open.accumulated) if self.open else 0
-        self.open = None
-        return dropped
+        batch, self.open = self.open, None
+        if batch is None:
+            return 0
+        batch.abandon()
+        return len(batch.accumulated)
 
-    def micro_step(self, step: MicroStep) -> MicroStepReport:
-        """Adds its gradient. One whose loss is not finite counts as done, and its report says that
-        the step must not be applied. Raises BadMicroStep, WrongState: nothing was added."""
+    def submit(self, step: MicroStep) -> None:
+        """Packs it while the one before is computed, and returns when its own turn has come. One
+        whose loss is not finite counts as done, and its report says that the step must not be
+        applied. Raises BadMicroStep, WrongState: nothing was added; StageLost."""
         batch = self.require_open_batch()
-        if step.batch != batch.batch:
-            raise WrongState(f"micro-step of batch {step.batch}, open is {batch.batch}")
-        if step.index in batch.accumulated:
-            raise WrongState(f"micro-step {step.index} is already in this accumulation")
-        report = self._forward_backward(step) if step.num_targets else report_empty(step)
-        failpoint("trainer.mid_accumulation")
-        batch.accumulated.append(step.index)
-        batch.record = batch.record.plus(report.record)
-        return report
-
-    def _forward_backward(self, step: MicroStep) -> MicroStepReport:
-        packed = pack_micro_step(step, self.policy)
-        tokens = Totals(
-            num_path_tokens=step.num_path_tokens,
-            num_computed_tokens=packed.num_computed_tokens,
-            num_forwarded_tokens=packed.num_forwarded_tokens(),
-        )
+        batch.require_new(step)
         try:
-            policy, result = add_gradient(self.model, packed, self.require_settings().objective)
-        except NonFiniteLoss as error:
-            return report_non_finite(step, str(error), tokens)
+            packed = None
+            if step.num_targets:
+                packed = pack_micro_step(step, self.policy, share=own_data_share())
         except ObjectiveError as error:
             raise BadMicroStep(f"micro-step {step.index}: {error}") from error
-        sums = target_totals(
-            policy, packed.targets, result, versions=packed.versions, versioned=packed.versioned
-        )
-        return report_micro_step(step, sums, result, tokens)
+        batch.submit(Work(step=step, packed=packed))
+
+    def flush(self) -> list[MicroStepReport]:
+        """Waits until all that was submitted is in the gradient buffers of all the cell's ranks.
+        Raises BadMicroStep, StageLost: the batch can only be dropped."""
+        return self.require_open_batch().flush()
+
+    def micro_step(self, step: MicroStep) -> MicroStepReport:
+        """Adds its gradient. Raises as `submit` and `flush` do."""
+        self.submit(step)
+        return self.flush()[-1]
+
+    def finish_accumulation(self) -> Accumulation:
+        """The open batch with all its micro-steps in the buffers and its record complete; it takes
+        no more. Raises BadMicroStep, StageLost, WrongState."""
+        batch = self.require_open_batch()
+        batch.finish(self.cell, self.pull_s)
+        self.pull_s = 0.0
+        return batch
 
     # Role changes
 
-    def offload(self) -> None:
-        """Frees the gradient buffers for the engine. Raises WrongState: a batch is open."""
+    def offload(self, directory: Path) -> None:
+        """All of it goes, for the engine. Raises WrongState: a batch is open; NoMemory."""
         self._require_no_open_batch()
-        if not self.offloaded:
-            self.model.offload_grad_buffers()
-            if self._optimizer is not None:
-                self._optimizer.offload()
-        self.offloaded = True
+        self.memory.offload(directory)
 
-    def restore(self) -> None:
-        if self.offloaded:
-            self.model.restore_grad_buffers()
-            if self._optimizer is not None:
-                self._optimizer.restore()
-        self.offloaded = False
+    def _tensors(self) -> list[Tensor]:
+        saved = self._saved_optimizer["parameters"] if self._saved_optimizer else {}
+        optimizer = self._optimizer.tensors() if self._optimizer is not None else []
+        moments = [value for values in saved.values() for value in values.values()]
+        return [*self.parameters.values(), *optimizer, *moments]
 
     # Guards
 
@@ -200,10 +229,21 @@ class MegatronTrainer:
             raise WrongState("no settings: configure first")
         return self.settings
 
-    def require_open_batch(self) -> OpenBatch:
+    def require_open_batch(self) -> Accumulation:
         if self.open is None:
             raise WrongState("no batch is open: begin_batch first")
         return self.open
+
+    def _communicators(self) -> list[int]:
+        """What tells this process's communicators from others that it might make: Megatron's own,
+        then those of the world. They outlive every role change."""
+        megatron = (
+            parallel_state.get_tensor_model_parallel_group(),
+            parallel_state.get_pipeline_model_parallel_group(),
+            parallel_state.get_data_parallel_group(),
+        )
+        world = self.world.communicators if self.world else ()
+        return [id(group) for group in (*megatron, *world)]
 
     def _require_no_open_batch(self) -> None:
         if self.open is not None:
@@ -218,6 +258,7 @@ class MegatronTrainer:
             "epoch": self.world.epoch if self.world else None,
             "rank": self.world.rank if self.world else None,
             "size": self.world.size if self.world else None,
-            "offloaded": self.offloaded,
+            "offloaded": self.memory.offloaded,
+            "communicators": self._communicators(),
             "num_parameters": sum(value.numel() for value in self.parameters.values()),
         }

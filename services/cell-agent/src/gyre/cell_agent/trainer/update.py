@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Sequence
 
 from gyre.adapters.failpoints import failpoint
+from gyre.cell_agent.trainer.accumulation import Accumulation
 from gyre.cell_agent.trainer.batch_record import BatchRecord, merged
 from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
-from gyre.cell_agent.trainer.carriers import FinishedBatch, OpenBatch, WeightsName
+from gyre.cell_agent.trainer.carriers import FinishedBatch, WeightsName
 from gyre.cell_agent.trainer.errors import MembersDisagree, PeerLost, WrongState
+from gyre.cell_agent.trainer.finalize import finalize_gradients
 from gyre.cell_agent.trainer.optimizer import Update
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
 from gyre.cell_agent.trainer.world import CORE_RANK, CellWorld, PrefixGroup
@@ -29,11 +31,14 @@ def finish_batch(
     """Sums gradients over the prefix; the core clips and steps once; unless `final`, members
     receive the parameters. Closes the batch however it ends.
 
-    Raises PeerLost, MembersDisagree, WrongState.
+    Raises PeerLost, MembersDisagree, WrongState; BadMicroStep, StageLost: the batch can only be
+    dropped.
     """
-    batch, held = trainer.require_open_batch(), trainer.require_held()
+    held = trainer.require_held()
+    trainer.require_open_batch()
     world = _world_of(trainer, epoch)
     group, is_core = world.prefix(members), world.rank == CORE_RANK
+    batch = trainer.finish_accumulation()
     failpoint("trainer.before_reduce")
     try:
         record = _reduce(trainer, batch, held, group)
@@ -51,6 +56,7 @@ def finish_batch(
         record=record,
         update=update,
         lost=lost,
+        num_warmups=batch.num_warmups,
     )
 
 
@@ -63,7 +69,7 @@ def _world_of(trainer: MegatronTrainer, epoch: int) -> CellWorld:
 
 
 def _reduce(
-    trainer: MegatronTrainer, batch: OpenBatch, held: WeightsName, group: PrefixGroup
+    trainer: MegatronTrainer, batch: Accumulation, held: WeightsName, group: PrefixGroup
 ) -> BatchRecord:
     """A member that claimed nothing enters with zeros: begin_batch left its buffers so."""
     if not group.agrees([held.version, held.lineage, zlib.crc32(batch.batch.encode())]):
@@ -78,7 +84,9 @@ def _reduce(
 
 def _update(trainer: MegatronTrainer, held: WeightsName, record: BatchRecord) -> Update:
     refusal = record.refusal(trainer.require_settings().max_mismatch)
+    finalize_gradients(trainer.model)
     update = trainer.core_optimizer().update(refusal)
+    failpoint("trainer.after_update")
     trainer.held = WeightsName(version=held.version + 1, lineage=held.lineage)
     return update
 

@@ -12,8 +12,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.trainer.conversion import Weights
 from gyre.cell_agent.trainer.errors import BadModel
+
+Weights = dict[str, Tensor]
+"""By Hugging Face names."""
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

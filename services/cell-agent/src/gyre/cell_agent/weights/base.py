@@ -1,56 +1,78 @@
-"""The port: the core exposes its authoritative weights, a joiner pulls and verifies them.
+"""The port: the core exposes its weights, a joiner or an engine's agent pulls and verifies them.
 
-A snapshot is immutable; the source replaces it whole, so a reader never sees half an update.
+A pull is asked for by (version, lineage) and answered with a `Manifest`, authenticated by the job's
+key: it carries the digest of every chunk of the payload, so that whoever moved the bytes, and
+however, what a sink returns is what the core exposed.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
+from gyre.cell_agent.weights.manifest import Manifest
+from gyre.cell_agent.weights.shelf import Buffer
 
-class WeightTransportError(Exception):
-    """The weights could not be had: connection, version, or a digest that does not match."""
+Transport = Literal["tcp", "mooncake"]
+
+WEIGHTS_KEY = "GYRE_WEIGHTS_KEY"
+"""Where a trainer finds its job's key (`gyre.adapters.keys.make_weights_key`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSnapshot:
-    """payload: safetensors bytes by Hugging Face names. checksum: of the tensors, as the engine's
-    /weights_checker computes it. digest: SHA-256 of the payload."""
+class Pulled:
+    """payload: the safetensors document, as long as the manifest says, every chunk verified."""
 
-    version: int
-    lineage: int
-    checksum: str
-    digest: str
-    payload: bytes
-
-    @classmethod
-    def of(cls, payload: bytes, *, version: int, lineage: int, checksum: str) -> WeightSnapshot:
-        digest = hashlib.sha256(payload).hexdigest()
-        return cls(
-            version=version, lineage=lineage, checksum=checksum, digest=digest, payload=payload
-        )
+    manifest: Manifest
+    payload: memoryview
 
 
 class WeightSource(Protocol):
-    """The core's side."""
+    """The core's side. Its methods are for one thread; pulls are served on others."""
+
+    transport: ClassVar[Transport]
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port where joiners pull."""
+        """Host and port where pulls are asked for."""
         ...
 
-    def expose(self, snapshot: WeightSnapshot) -> None:
-        """From now on `snapshot` is what is served; pulls under way finish with the one before."""
+    @property
+    def session(self) -> str:
+        """What the transport moves the bytes by; empty if by the address."""
+        ...
+
+    def buffer(self, num_bytes: int) -> Buffer:
+        """Memory to write the next weights to, before `expose`."""
+        ...
+
+    def expose(self, buffer: Buffer, *, version: int, lineage: int) -> None:
+        """From now on these are the newest weights; returns before their digests are made. Pulls
+        under way finish with what they began."""
+        ...
+
+    def keep(self) -> None:
+        """The newest weights stay served beside newer ones, until others are kept."""
+        ...
+
+    def is_newest(self, version: int, lineage: int) -> bool: ...
+
+    def manifest(self) -> Manifest:
+        """Of the newest weights; waits for their digests."""
+        ...
+
+    def forget(self) -> None:
+        """Gives back the memory of all but the kept weights."""
         ...
 
     def close(self) -> None: ...
 
 
 class WeightSink(Protocol):
-    """A joiner's side."""
+    """A puller's side."""
 
-    def pull(self, host: str, port: int, *, version: int, lineage: int) -> WeightSnapshot:
-        """Raises WeightTransportError: nobody there, another version or lineage, damaged."""
+    transport: ClassVar[Transport]
+
+    def pull(self, host: str, port: int, *, version: int, lineage: int) -> Pulled:
+        """Raises WeightTransportError."""
         ...

@@ -29,6 +29,7 @@ from gyre.cell_agent.engine.local.runner import Capacity, ModelRunner
 from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
 from gyre.cell_agent.engine.local.weights import check_state, expected_shapes, read_checkpoint
+from gyre.cell_agent.process_memory import keep_one_heap
 
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let a long JSON answer hold up several decode steps."""
@@ -40,6 +41,7 @@ logger = logging.getLogger("gyre.engine.local")
 
 def main() -> int:
     """Load, serve until told to stop; return the exit status."""
+    keep_one_heap()
     options = parse_options(sys.argv[1:])
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     torch.set_num_threads(options.threads)

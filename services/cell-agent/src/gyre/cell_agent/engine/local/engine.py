@@ -21,6 +21,7 @@ from gyre.cell_agent.engine.local.request import Request
 from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.thread import EngineThread
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
+from gyre.cell_agent.engine.update_group import UpdateGroup
 
 MAX_PULLS = 4
 """Copies from other engines at a time: each holds one block in memory."""
@@ -53,6 +54,7 @@ class LocalEngine:
         self.pulls = asyncio.Semaphore(MAX_PULLS)
         self.model_path = str(options.model_path)
         self.update_session_open = False
+        self.groups: dict[str, UpdateGroup] = {}
         self.failure: BaseException | None = None
         self.stopped = asyncio.Event()
         self.live: dict[str, Live] = {}

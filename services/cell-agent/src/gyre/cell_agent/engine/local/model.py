@@ -9,6 +9,8 @@ position.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
@@ -60,17 +62,38 @@ class Layer:
 
 
 class Qwen3:
-    """Parameters and forward passes; not thread-safe, owned by the model thread."""
+    """Parameters and forward passes; not thread-safe, owned by the model thread.
+
+    parameters: by Hugging Face name; none while their memory is given back. missing: those that
+    were taken again and not loaded since: nothing may be computed with them.
+    """
 
     def __init__(self, config: ModelConfig, num_positions: int) -> None:
         self.config = config
+        self.missing: frozenset[str] = frozenset()
+        self.parameters: dict[str, Tensor] = {}
+        self._rope = _rope_table(config, num_positions)
+        self._make()
+
+    def release(self) -> None:
+        """Give the parameters' memory back."""
+        self.parameters = {}
+        self.embedding = self.head = self.norm = torch.zeros(0)
+        self.layers: list[Layer] = []
+
+    def allocate(self) -> None:
+        """Take it again: what was in it must be loaded."""
+        self._make()
+        self.missing = frozenset(self.parameters)
+
+    def _make(self) -> None:
+        config = self.config
         self.embedding = torch.zeros(config.vocab_size, config.hidden_size)
         self.head = (
             self.embedding if config.tie_word_embeddings else torch.zeros_like(self.embedding)
         )
         self.norm = torch.zeros(config.hidden_size)
         self.layers = [Layer(config) for _ in range(config.num_layers)]
-        self._rope = _rope_table(config, num_positions)
         self.parameters = self._named_parameters()
 
     def _named_parameters(self) -> dict[str, Tensor]:
@@ -82,11 +105,14 @@ class Qwen3:
         assert {n: tuple(t.shape) for n, t in named.items()} == expected_shapes(self.config)
         return named
 
-    def load(self, state: State) -> None:
-        """Copy checked tensors in place (any dtype; fp32 is kept); names may be a subset."""
+    def load(self, state: State, after_each: Callable[[], None] = lambda: None) -> None:
+        """Copy checked tensors in place (any dtype; fp32 is kept); names may be a subset.
+        after_each: called when one was copied, the next not yet."""
         for name, tensor in state.items():
             if name in self.parameters:
                 self.parameters[name].copy_(tensor)
+                after_each()
+        self.missing -= state.keys()
         for layer in self.layers:
             layer.refresh()
 

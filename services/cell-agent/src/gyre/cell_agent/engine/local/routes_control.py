@@ -9,8 +9,10 @@ from aiohttp import web
 from gyre.cell_agent.engine.local import updates
 from gyre.cell_agent.engine.local.errors import BadRequestError, SchemaError
 from gyre.cell_agent.engine.local.http import ENGINE, field, json_response, read_body, read_seconds
+from gyre.cell_agent.engine.update_group import BACKEND, Place
 
 PAUSE_MODES = ("abort", "retract", "in_place")
+DEFAULT_GROUP = "weight_update_group"
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
@@ -83,13 +85,50 @@ async def update_weights_from_tensor(request: web.Request) -> web.Response:
 async def begin_weight_update(request: web.Request) -> web.Response:
     """Mandatory before a tensor update."""
     await read_body(request)
-    return _outcome(updates.begin_session(request.app[ENGINE]))
+    return _outcome(await updates.begin_session(request.app[ENGINE]))
 
 
 async def end_weight_update(request: web.Request) -> web.Response:
     """Mandatory after it."""
     await read_body(request)
-    return _outcome(updates.end_session(request.app[ENGINE]))
+    return _outcome(await updates.end_session(request.app[ENGINE]))
+
+
+async def init_weights_update_group(request: web.Request) -> web.Response:
+    """`{master_address, master_port, rank_offset, world_size, group_name?, backend}`: this engine
+    is the rank `rank_offset` of a gloo group whose rank 0 hosts the store."""
+    body = await read_body(request)
+    if field(body, "backend", str, "nccl") != BACKEND:
+        raise BadRequestError(f"the local engine's groups are of backend {BACKEND}")
+    place = Place(
+        host=field(body, "master_address", str),
+        port=field(body, "master_port", int),
+        own_host=request.app[ENGINE].options.host,
+        rank=field(body, "rank_offset", int),
+        size=field(body, "world_size", int),
+        name=field(body, "group_name", str, DEFAULT_GROUP),
+    )
+    return _outcome(await updates.join_group(request.app[ENGINE], place))
+
+
+async def destroy_weights_update_group(request: web.Request) -> web.Response:
+    """`{group_name?}`."""
+    name = field(await read_body(request), "group_name", str, DEFAULT_GROUP)
+    return _outcome(updates.leave_group(request.app[ENGINE], name))
+
+
+async def update_weights_from_distributed(request: web.Request) -> web.Response:
+    """`{names, dtypes, shapes, group_name?, ...}`: parameters that the group's rank 0 sends."""
+    body = await read_body(request)
+    announced = updates.Announced(
+        group=field(body, "group_name", str, DEFAULT_GROUP),
+        names=field(body, "names", list),
+        dtypes=field(body, "dtypes", list),
+        shapes=field(body, "shapes", list),
+    )
+    return _outcome(
+        await updates.update_from_group(request.app[ENGINE], announced, **_update_options(body))
+    )
 
 
 async def update_weight_version(request: web.Request) -> web.Response:

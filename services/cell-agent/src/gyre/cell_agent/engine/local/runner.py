@@ -50,6 +50,13 @@ class ModelRunner:
         return self._slots is not None
 
     @property
+    def lacks(self) -> str:
+        """Why nothing can be computed now, and what to do; empty when it can."""
+        if not (self.kv_allocated and self.model.parameters):
+            return "memory is released: call /resume_memory_occupation first"
+        return "the weights were released: load them first" if self.model.missing else ""
+
+    @property
     def num_cached_tokens(self) -> int:
         """Rows of the prefix cache in use."""
         return self._cache.num_used_rows if self._cache is not None else 0

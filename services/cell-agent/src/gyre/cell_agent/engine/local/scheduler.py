@@ -20,10 +20,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
-from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError
+from gyre.adapters.failpoints import failpoint
+from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError, WeightsError
 from gyre.cell_agent.engine.local.pace import Pace
 from gyre.cell_agent.engine.local.pins import Pins
 from gyre.cell_agent.engine.local.recording import record, record_prompt
@@ -38,6 +40,7 @@ from gyre.cell_agent.engine.local.sampling import SamplingBatch, build_batch, sa
 from gyre.cell_agent.engine.local.stats import EngineStats
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
 from gyre.cell_agent.engine.local.weights import State, check_state, expected_shapes
+from gyre.cell_agent.process_memory import give_back
 
 NEVER = float("-inf")
 
@@ -93,7 +96,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return not self.paused and bool(self.waiting or self.running)
+        return not (self.paused or self.runner.lacks) and bool(self.waiting or self.running)
 
     def work_in_s(self) -> float | None:
         """How long until a step would do something: 0 now, None when nothing is to be done."""
@@ -114,14 +117,14 @@ class Scheduler:
         return news
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises UnavailableError while the KV memory is released."""
-        if not self.runner.kv_allocated:
-            raise UnavailableError("memory is released: call /resume_memory_occupation first")
+        """Queue a request; raises UnavailableError while memory is released."""
+        if self.runner.lacks:
+            raise UnavailableError(self.runner.lacks)
         self.waiting.append(request)
 
     def step(self) -> None:
-        """One round; does nothing while paused."""
-        if self.paused:
+        """One round; does nothing while paused, or while memory is released."""
+        if self.paused or self.runner.lacks:
             return
         while self._admissible:
             self._admit(self.waiting.popleft())
@@ -180,23 +183,32 @@ class Scheduler:
     def replace_weights(self, state: State, *, complete: bool, version: str | None) -> None:
         """Load checked weights in place; raises WeightsError with nothing changed."""
         model = self.runner.model
+        if not model.parameters:
+            raise WeightsError("the weights' memory is released: take it again first")
         check_state(state, expected_shapes(model.config), complete=complete)
-        model.load(state)
+        model.load(state, after_each=partial(failpoint, "engine.mid_update"))
         self.weight_version = self.weight_version if version is None else version
 
-    def release_memory(self) -> None:
-        """Give the KV memory back. Unlike SGLang, which dies, a busy engine refuses."""
-        if self.running or self.waiting:
+    def release_memory(self, *, kv_cache: bool = True, weights: bool = False) -> None:
+        """Give memory back. Unlike SGLang, which dies, a busy engine refuses; requests that wait
+        behind a pause make none."""
+        if self.running or (self.waiting and not self.paused):
             raise BadRequestError(
                 "release_memory_occupation needs an idle engine: "
                 f"{len(self.running)} running, {len(self.waiting)} waiting"
             )
-        self.pins.clear()
-        self.runner.release_kv()
+        if kv_cache:
+            self.pins.clear()
+            self.runner.release_kv()
+        if weights:
+            self.runner.model.release()
+        give_back()
 
-    def resume_memory(self) -> None:
-        """Take the KV memory again, empty."""
-        if not self.runner.kv_allocated:
+    def resume_memory(self, *, kv_cache: bool = True, weights: bool = False) -> None:
+        """Take it again: the cache empty, the weights to be loaded."""
+        if weights and not self.runner.model.parameters:
+            self.runner.model.allocate()
+        if kv_cache and not self.runner.kv_allocated:
             self.runner.allocate_kv()
 
     def _admit(self, request: Request) -> None:

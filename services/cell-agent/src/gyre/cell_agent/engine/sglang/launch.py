@@ -1,46 +1,83 @@
-"""The command that starts SGLang 0.5.23 on a CPU, in an environment of its own.
+"""The commands that start SGLang 0.5.23: plain on a GPU, with what it lacks on a CPU.
 
-That environment holds nothing of ours: `cpu/` is run and found by its path. A GPU needs neither.
+Its environment holds nothing of ours: `cpu/` is run and found by its path. A GPU needs neither.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
+
 CPU = Path(__file__).parent / "cpu"
 # Beyond the weights: SGLang takes the rest of its share for cached keys and values.
-MEM_FRACTION_STATIC = "0.05"
-# Of its context length SGLang keeps the last two tokens to itself, and takes no input that leaves
-# less than five beside them: with these on top a call has all of what it was promised.
-RESERVED_TOKENS = 7
+MEM_FRACTION_STATIC = 0.05
+
+INSTALLED = "engine_sglang_python"
+"""Its key in `gyre-env.json`, which lies in this environment's directory."""
 
 
-def cpu_command(
-    python: str,
+def installed_python(told: Path | None = None) -> Path | None:
+    """The interpreter of SGLang's environment: `told`, else what was installed for this checkout;
+    None where there is none."""
+    known = Path(sys.prefix) / "gyre-env.json"
+    if told is None and known.exists():
+        found = json.loads(known.read_text(encoding="utf-8")).get(INSTALLED)
+        told = None if found is None else Path(found)
+    return told if told is not None and told.exists() else None
+
+
+def common_arguments(
     *,
     model_path: str,
     host: str,
     port: int,
     weight_version: str,
     context_tokens: int,
+    max_running_requests: int,
+    seed: int,
+) -> list[str]:
+    """context_tokens: of a call, input and output; the model must have positions for
+    SGLANG_RESERVED_TOKENS more."""
+    return [
+        *("--model-path", model_path, "--host", host, "--port", str(port)),
+        *("--weight-version", weight_version),
+        *("--context-length", str(context_tokens + SGLANG_RESERVED_TOKENS)),
+        *("--max-running-requests", str(max_running_requests)),
+        *("--random-seed", str(seed), "--enable-metrics"),
+    ]
+
+
+def cpu_command(
+    python: str,
+    *,
     cache_tokens: int,
+    memory_fraction: float | None = None,
     dtype: str = "float32",
 ) -> list[str]:
-    """python: interpreter of SGLang's environment. context_tokens: of a call, input and output; the
-    model must have positions for RESERVED_TOKENS more. cache_tokens: that the KV memory holds, of
+    """python: interpreter of SGLang's environment. cache_tokens: that the KV memory holds, of
     running calls and of the prefix cache together. dtype: fp32 is exact beside a reference, and on
-    most CPUs faster than bf16."""
+    most CPUs faster than bf16; `checksum.cpu_checksum` counts on it."""
+    fraction = MEM_FRACTION_STATIC if memory_fraction is None else memory_fraction
     return [
         python,
         str(CPU / "serve.py"),
-        *("--model-path", model_path, "--host", host, "--port", str(port)),
-        *("--weight-version", weight_version),
-        *("--context-length", str(context_tokens + RESERVED_TOKENS)),
         *("--max-total-tokens", str(cache_tokens), "--dtype", dtype),
         *("--device", "cpu", "--attention-backend", "torch_native"),
-        *("--mem-fraction-static", MEM_FRACTION_STATIC, "--enable-metrics"),
+        *("--mem-fraction-static", str(fraction)),
     ]
+
+
+def gpu_command(python: str, *, tensor: int, memory_fraction: float | None) -> list[str]:
+    """Never run. The memory saver is what makes a release give memory back."""
+    command = [python, "-m", "sglang.launch_server", "--enable-memory-saver"]
+    command += ["--tp-size", str(tensor)]
+    if memory_fraction is not None:
+        command += ["--mem-fraction-static", str(memory_fraction)]
+    return command
 
 
 def cpu_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:

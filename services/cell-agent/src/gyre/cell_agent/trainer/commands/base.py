@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from gyre.cell_agent.trainer.carriers import WeightsName
+from gyre.cell_agent.trainer.errors import BadCommand
 from gyre.cell_agent.trainer.hf_config import read_policy_config
 from gyre.cell_agent.trainer.launch import TrainerLaunch
 from gyre.cell_agent.trainer.settings import parse_settings
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
-from gyre.cell_agent.trainer.weights_io import checksum, to_bytes
-from gyre.cell_agent.weights.base import WeightSnapshot
-from gyre.cell_agent.weights.tcp import TcpWeightSource
+from gyre.cell_agent.weights.base import WEIGHTS_KEY, WeightSource
+from gyre.cell_agent.weights.payload import Payload
 
 Answer = dict[str, Any]
 
@@ -21,14 +22,20 @@ Answer = dict[str, Any]
 class CommandFamily:
     """State of the process that commands work on; what concerns all of it.
 
-    source: serves the weights held, once `serve_weights` has asked for it.
+    is_serving: `serve_weights` has asked for it; source: on the cell's first rank, which serves
+    them for all. exposed: what it was given last.
     """
 
     def __init__(self, launch: TrainerLaunch) -> None:
         self.launch = launch
         dtype: torch.dtype = getattr(torch, launch.dtype)
-        self.trainer = MegatronTrainer(read_policy_config(launch.model_path), dtype)
-        self.source: TcpWeightSource | None = None
+        policy, recompute = read_policy_config(launch.model_path), launch.recompute == "full"
+        self.trainer = MegatronTrainer(policy, dtype, recompute=recompute)
+        self.trainer.cell, self.trainer.tokens_per_s = launch.cell, launch.tokens_per_s
+        self.is_serving = False
+        self.source: WeightSource | None = None
+        self.exposed: WeightsName | None = None
+        self.num_exposed_bytes = 0
 
     def configure(
         self, *, job: str, objective: dict[str, Any], optimizer: dict[str, Any]
@@ -46,13 +53,28 @@ class CommandFamily:
         return {**process, **self.trainer.status()}
 
     def weights_changed(self) -> Answer:
-        """Names what is held, and hands it to the weight server if there is one."""
+        """Names what is held, and exposes it if it is served. All ranks of the cell call it."""
+        held = self.trainer.require_held()
+        if self.is_serving:
+            self.expose_held()
+        return {"version": held.version, "lineage": held.lineage}
+
+    def expose_held(self) -> None:
+        """Copies what is held to the source's memory. Only the copy is made here: digests are made
+        on threads, so that the core is not kept from its micro-steps."""
         held, weights = self.trainer.require_held(), self.trainer.weights()
-        total = checksum(weights)
-        if self.source is not None:
-            self.source.expose(
-                WeightSnapshot.of(
-                    to_bytes(weights), version=held.version, lineage=held.lineage, checksum=total
-                )
-            )
-        return {"version": held.version, "lineage": held.lineage, "checksum": total}
+        self.exposed = held
+        if self.source is None:
+            return
+        payload = Payload(weights)
+        buffer = self.source.buffer(payload.num_bytes)
+        payload.write(buffer.view)
+        self.source.expose(buffer, version=held.version, lineage=held.lineage)
+        self.num_exposed_bytes = payload.num_bytes
+
+    def weights_key(self) -> str:
+        """The job's, which both sides of a pull prove to hold. Raises BadCommand: there is none."""
+        key = os.environ.get(WEIGHTS_KEY)
+        if not key:
+            raise BadCommand(f"weights are served and pulled by the job's key: set {WEIGHTS_KEY}")
+        return key

@@ -20,8 +20,8 @@ class WorldCommands(CommandFamily):
         store_host: str = "127.0.0.1",
         store_port: int = 0,
     ) -> Answer:
-        """Joins the job's world of this epoch, leaving the one before. Rank 0 is the core. A world
-        of one needs no store."""
+        """Joins the job's world of this epoch, leaving the one before. rank, size: cells; 0 is the
+        core. A world of one needs no store."""
         if not 0 <= rank < size:
             raise BadCommand(f"form_world: rank {rank} of {size}")
         if self.trainer.settings is None:
@@ -32,6 +32,7 @@ class WorldCommands(CommandFamily):
                 epoch=epoch,
                 rank=rank,
                 size=size,
+                coordinate=self.launch.rank,
                 store_host=store_host,
                 store_port=store_port,
                 timeout_s=timeout_s,

@@ -1,0 +1,184 @@
+"""A cell on two nodes, an agent on each: the first leads once the other has reported; a rank that
+is lost on the other is named, and the batch is done again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gyre.adapters.journal import Fact
+from gyre.adapters.keys import make_control_ticket
+from gyre.cell_agent.group import TrainerGroup
+from gyre.cell_agent.nodes.host import NodeHost
+from gyre.cell_agent.nodes.lead import Nodes
+from gyre.cell_agent.nodes.messages import StartRank
+from gyre.cell_agent.nodes.rank import RemoteRank
+from gyre.cell_agent.settings import CellAgentSettings
+from gyre.cell_agent.trainer.channel import TrainerGone
+from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import steps as step_events
+from gyre.testkit.cells_job import cells_spec, make_batches
+from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.plain_batch import plain_run
+from gyre.testkit.real_cells import RealCells
+
+pytestmark = pytest.mark.timeout(240)
+
+SECRET = "the-key-secret"
+
+
+def settings_of(url: str, home: Path, node: int, **more: object) -> CellAgentSettings:
+    return CellAgentSettings.model_validate(
+        {
+            "nats_url": url,
+            "database_url": "postgresql://nowhere",
+            "key_secret": SECRET,
+            "home": home,
+            "cell": 4,
+            "node": node,
+            "cell_nodes": 2,
+            "store_port": 1,
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats").start()
+    yield server
+    server.stop()
+
+
+@contextlib.asynccontextmanager
+async def hosting(settings: CellAgentSettings) -> AsyncIterator[None]:
+    listening = asyncio.Event()
+    task = asyncio.create_task(NodeHost(settings).run(listening))
+    try:
+        await listening.wait()
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def leading(settings: CellAgentSettings) -> AsyncIterator[Nodes]:
+    nodes = Nodes(settings)
+    try:
+        yield nodes
+    finally:
+        await nodes.close()
+
+
+def order_of(model: Path) -> StartRank:
+    launch = TrainerLaunch(cell=4, model_path=model)
+    return StartRank(start="s", job="j", control="", launch=launch)
+
+
+async def test_the_first_node_leads_when_the_other_has_reported(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    async with leading(settings_of(nats.url, tmp_path, 0)) as nodes:
+        gathering = asyncio.create_task(nodes.gather())
+        await asyncio.sleep(1.0)
+        assert not gathering.done()
+        async with hosting(settings_of(nats.url, tmp_path, 1, node_ranks=3)):
+            await asyncio.wait_for(gathering, 20.0)
+        assert nodes.limits == (None, 3)
+
+
+async def test_a_rank_that_its_node_cannot_start_is_one_line_and_ends(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    async with (
+        hosting(settings_of(nats.url, tmp_path, 1)),
+        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
+    ):
+        await nodes.gather()
+        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
+        await rank.spawn()
+        # Its pid says nothing on this machine.
+        group = TrainerGroup([rank])
+        assert (group.pids, group.pids_here) == ((rank.pid,), ())
+        with pytest.raises(TrainerGone, match="the trainer ended"):
+            await rank.ready(60.0)
+        assert await rank.wait() == 2
+        assert rank.how_it_ended == "on node 1 ended with exit status 2"
+
+
+async def test_a_node_that_is_not_there_starts_no_rank(nats: NatsServer, tmp_path: Path) -> None:
+    async with leading(settings_of(nats.url, tmp_path, 0)) as nodes:
+        async with hosting(settings_of(nats.url, tmp_path, 1)):
+            await nodes.gather()
+        rank = RemoteRank(nodes, 1, order_of(tmp_path), silence_s=30.0)
+        with pytest.raises(TrainerGone, match="node 1 does not answer: nobody answers"):
+            await rank.spawn()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"\n",
+        b"[]\n",
+        b'{"ticket": 7}\n',
+        json.dumps({"ticket": make_control_ticket(SECRET, "another", 0)}).encode() + b"\n",
+        json.dumps({"ticket": make_control_ticket("another", "s", 0)}).encode() + b"\n",
+    ],
+)
+async def test_a_connection_without_the_ranks_ticket_is_closed(
+    nats: NatsServer, tmp_path: Path, hello: bytes
+) -> None:
+    async with (
+        hosting(settings_of(nats.url, tmp_path, 1)),
+        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
+    ):
+        await nodes.gather()
+        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
+        await rank.spawn()
+        host, _, port = nodes.control.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(hello)
+        assert await asyncio.wait_for(reader.read(), 20.0) == b""
+        writer.close()
+        rank.kill()
+        assert await rank.wait() == -signal.SIGKILL
+
+
+BATCHES = make_batches(num_batches=2, num_micro_steps=4, normalizer=8)
+
+
+def test_a_cell_with_two_agents_trains_and_survives_the_other_nodes_rank(tmp_path: Path) -> None:
+    """Its losses are the plain run's on the first batch; what the killed rank had is done again."""
+    killed: list[int] = []
+
+    def on_fact(fact: Fact) -> None:
+        body = fact.body
+        if isinstance(body, cell_events.TrainerReady):
+            pids.append(body.pids)
+        if isinstance(body, step_events.MicroStepClaimed) and not killed:
+            killed.append(pids[0][1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    pids: list[tuple[int, ...]] = []
+    spec = cells_spec(tmp_path, cells=1, layout={"tensor": 2}, num_steps=2, tokens_per_s=None)
+    life = RealCells(spec=spec, home=tmp_path, batches=BATCHES, on_fact=on_fact, nodes=2).live()
+    assert (life.end.status, life.end.reason) == ("succeeded", "all steps done")
+    assert [len(each) for each in pids] == [2, 2]
+    assert len({pid for each in pids for pid in each}) == 4
+    (lost,) = life.of(cell_events.TrainerLost)
+    assert "rank 1: " in lost.error
+    assert len(life.of(sched.Restored)) == 1
+    plain = plain_run(tmp_path / "model", BATCHES[0], torch.float32)
+    assert life.losses[0] == pytest.approx(plain.loss, rel=1e-4)
+    assert [step.version for step in life.steps] == [1, 2]
