@@ -129,8 +129,8 @@ async def test_a_micro_step_that_takes_far_longer_than_others_has_taken_ends_the
         with pytest.raises(TrainerTimeout, match="rank 1: micro_step: no answer within"):
             await group.call("micro_step", CALL_S, seconds={"1": 60.0})
         await group.wait()
-    # The same micro-step has more time in the next life, should it have been slow and not hung: more
-    # than its caller would give one of which nothing was known.
+    # The same one has more time in the next life, should it have been slow and not hung: more than
+    # its caller would give one of which nothing was known.
     async with running(pace=pace) as group:
         await group.call("micro_step", 0.5, seconds={"1": 1.5})
 
