@@ -22,7 +22,7 @@ from gyre.testkit.training_world import TrainingWorld
 QUICK = {"cells": 3, "capacity": 4, "phi": 1 / 3, "mu": 2, "num_steps": 4, "tau_s": 0.0}
 CORE = 0
 # A run in which no engine refuses of itself what is not to be refused here.
-SEED = 4
+SEED = 3
 FOR_GOOD = 10_000
 
 # What is refused, and the phase that it ends.
