@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer")
 
 class Kind(IntEnum):
     """UNIT: forward and backward. FORWARD: forward alone, of a micro-step of several units. PAUSE:
-    nothing to do for now, what is in flight goes backward. DRAIN: that, because the leader's next
+    nothing came in time, what is in flight goes backward. DRAIN: that, because the leader's next
     command needs it. CLOSED: that, and the batch is over."""
 
     UNIT = 0
