@@ -16,7 +16,7 @@ settings.load_profile("gyre")
 
 def pytest_collection_finish() -> None:
     """The trainer's CPU shim patches torch for its whole process: never this one."""
-    if "gyre.cell_agent.trainer.megatron_core" in sys.modules:
+    if "gyre.cell_agent.trainer.megatron.megatron_core" in sys.modules:
         raise pytest.UsageError(
             "a test imports the trainer's megatron code into the test process: use a subprocess"
         )

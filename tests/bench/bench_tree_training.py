@@ -53,8 +53,8 @@ from gyre.testkit.training_trees import TreeShape, laid_flat, random_tree_step, 
 from gyre.testkit.tree_case import EXECUTION, TREE_CASE
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.packing import PackedMicroStep
-    from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+    from gyre.cell_agent.trainer.model.packing import PackedMicroStep
+    from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 CAPS = {"cap_5": 5, "uncapped": 1000}
@@ -97,7 +97,7 @@ def pair(bench: Bench, cap: int) -> Pair:
 def unshared(packed: PackedMicroStep) -> PackedMicroStep:
     """Units of one path each as one unit, nothing merged: rows as a trainer without trees has
     them."""
-    from gyre.cell_agent.trainer.packing import ForwardUnit
+    from gyre.cell_agent.trainer.model.packing import ForwardUnit
 
     starts = np.cumsum([0, *(unit.tree.num_tokens for unit in packed.units)]).tolist()
     predictors = [u.predictors + start for u, start in zip(packed.units, starts, strict=False)]
@@ -110,7 +110,7 @@ def unshared(packed: PackedMicroStep) -> PackedMicroStep:
 
 
 def behind_one_another(trees: Sequence[PrefixTree], starts: Sequence[int]) -> PrefixTree:
-    from gyre.cell_agent.trainer.prefix_tree import PrefixTree
+    from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree
 
     placed = list(zip(trees, starts, strict=False))
     return PrefixTree(
@@ -141,7 +141,7 @@ class Bench:
     trainer: MegatronTrainer
 
     def packed(self, step: MicroStep, rows_per_unit: int | None = None) -> PackedMicroStep:
-        from gyre.cell_agent.trainer.packing import pack_micro_step
+        from gyre.cell_agent.trainer.model.packing import pack_micro_step
 
         return pack_micro_step(step, self.trainer.policy, rows_per_unit=rows_per_unit)
 

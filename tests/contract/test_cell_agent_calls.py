@@ -30,7 +30,7 @@ ENGINE_CALLS = (
 _PROBE = """
 import inspect, json
 from gyre.cell_agent.trainer.commands import NAMES, TrainerCommands
-from gyre.cell_agent.trainer.batch_record import BatchRecord
+from gyre.cell_agent.trainer.batch.batch_record import BatchRecord
 commands = {
     name: {
         p.name: p.default is inspect.Parameter.empty

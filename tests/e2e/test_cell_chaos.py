@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gyre.adapters.journal import Fact
-from gyre.cell_agent.trainer.client import TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerProcess, TrainerRefused
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events

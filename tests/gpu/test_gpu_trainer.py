@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from gyre.cell_agent.trainer.attention import TreeAttention
 from gyre.cell_agent.trainer.device import PinnedParking, memory_in_use
-from gyre.cell_agent.trainer.flex_attention import FlexTreeAttention
-from gyre.cell_agent.trainer.prefix_tree import build_prefix_tree
+from gyre.cell_agent.trainer.model.attention import TreeAttention
+from gyre.cell_agent.trainer.model.flex_attention import FlexTreeAttention
+from gyre.cell_agent.trainer.model.prefix_tree import build_prefix_tree
 from gyre.testkit.training_trees import TreeShape, random_block
 
 HEADS, GROUPS, HEAD_SIZE = 8, 2, 64

@@ -22,8 +22,8 @@ from gyre.cell_agent.nodes.lead import Nodes
 from gyre.cell_agent.nodes.messages import StartRank
 from gyre.cell_agent.nodes.rank import RemoteRank
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.cell_agent.trainer.channel import TrainerGone
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.channel import TrainerGone
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events

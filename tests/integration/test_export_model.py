@@ -15,8 +15,8 @@ import pytest
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.engine.local.weights import checksum, read_checkpoint
-from gyre.cell_agent.trainer.client import TrainerProcess
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.client import TrainerProcess
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.cli import app
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection

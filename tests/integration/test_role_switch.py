@@ -19,7 +19,7 @@ from gyre.cell_agent import engine_turn, phases, roles
 from gyre.cell_agent.engine.base import EngineRefusedError
 from gyre.cell_agent.reports import ProcessLost
 from gyre.cell_agent.stepping import publishing
-from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.cell_agent.weights.delivery import ServedWeights
 from gyre.contracts.events.cells import RoleChanged
 from gyre.core.cell import duties

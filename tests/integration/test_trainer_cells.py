@@ -14,7 +14,7 @@ import pytest_asyncio
 import torch
 
 from gyre.cell_agent.group import TrainerGroup
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerRefused
 from gyre.core.microstep import MicroStep
 from gyre.testkit.plain_batch import largest_difference, plain_run
 from gyre.testkit.trainer_cells import (

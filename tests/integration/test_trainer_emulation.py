@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection
 from gyre.testkit.tiny_model import make_tiny_model

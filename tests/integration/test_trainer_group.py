@@ -12,7 +12,7 @@ import pytest
 
 from gyre.cell_agent.group import TrainerGroup
 from gyre.cell_agent.pace import Pace
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerRefused, TrainerTimeout
 from gyre.testkit.light_rank import light_rank
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.cell_agent.trainer.weights_io import checksum, read_weights
+from gyre.cell_agent.trainer.model.weights_io import checksum, read_weights
 from gyre.contracts.training_job import LayoutSection
 from gyre.testkit.layout_runs import (
     OPTIMIZER,

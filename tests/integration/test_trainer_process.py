@@ -20,9 +20,9 @@ import safetensors.torch
 from gyre.adapters.microsteps import encode_microstep, microstep_digest
 from gyre.cell_agent.engine.local.weights import checksum as engine_checksum
 from gyre.cell_agent.engine.local.weights import read_checkpoint
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, TrainerRefused
-from gyre.cell_agent.trainer.launch import TrainerLaunch
-from gyre.cell_agent.trainer.weights_io import read_weights
+from gyre.cell_agent.trainer.model.weights_io import read_weights
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerProcess, TrainerRefused
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.cell_agent.weights.base import WEIGHTS_KEY
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection
@@ -315,8 +315,8 @@ async def test_a_trainer_ends_with_its_agent(model: Path) -> None:
 _AGENT = """
 import asyncio, json, sys
 from pathlib import Path
-from gyre.cell_agent.trainer.client import TrainerProcess
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.client import TrainerProcess
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 async def main():
     trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=Path(sys.argv[1])))
     await trainer.start()

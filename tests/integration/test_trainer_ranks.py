@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from gyre.cell_agent.trainer.client import TrainerGone
+from gyre.cell_agent.trainer.process.client import TrainerGone
 from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
 from gyre.testkit.plain_batch import largest_difference, plain_run

@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 
 from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.trainer.hf_config import read_policy_config
-from gyre.cell_agent.trainer.weights_io import read_weights
+from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+from gyre.cell_agent.trainer.model.weights_io import read_weights
 from gyre.core.microstep import MicroStep
 from gyre.core.objective import ExecutionLoss, ExecutionTargets, ObjectiveSettings, execution_loss
 from gyre.testkit.hf_conversion import megatron_to_hf

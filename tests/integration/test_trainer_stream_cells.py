@@ -14,7 +14,7 @@ import torch
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.group import TrainerGroup
-from gyre.cell_agent.trainer.client import TrainerGone
+from gyre.cell_agent.trainer.process.client import TrainerGone
 from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
 from gyre.testkit.plain_batch import largest_difference, plain_run

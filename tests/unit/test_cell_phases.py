@@ -18,7 +18,7 @@ from gyre.cell_agent.engine.errors import (
 )
 from gyre.cell_agent.phases import DEADLINES_S, PhaseFailed, Phases
 from gyre.cell_agent.process_memory import resident_bytes
-from gyre.cell_agent.trainer.client import TrainerRefused, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerRefused, TrainerTimeout
 from gyre.core.switch_phases import ORDER
 from gyre.testkit.virtual_time import run_virtual
 

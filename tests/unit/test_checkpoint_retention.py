@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.cell_agent.trainer.retention import (
+from gyre.cell_agent.trainer.checkpoints.retention import (
     Retention,
     checkpoint_name,
     draft_of,

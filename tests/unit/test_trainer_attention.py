@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gyre.cell_agent.trainer.attention import TreeAttention
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree, build_prefix_tree
+from gyre.cell_agent.trainer.model.attention import TreeAttention
+from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, build_prefix_tree
 from gyre.testkit.training_trees import TreeShape, random_block
 
 HEADS, HEAD_SIZE = 6, 8

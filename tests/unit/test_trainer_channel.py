@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gyre.cell_agent.trainer.channel import ControlChannel, TrainerGone
+from gyre.cell_agent.trainer.process.channel import ControlChannel, TrainerGone
 
 READY = b'{"ready": {}}\n'
 LIMIT_BYTES = 4096

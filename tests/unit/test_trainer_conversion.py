@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gyre.cell_agent.trainer.errors import BadModel
-from gyre.cell_agent.trainer.hf_config import ExpertsConfig, read_policy_config
-from gyre.cell_agent.trainer.hf_weights import check_whole
-from gyre.cell_agent.trainer.weights_io import checksum, from_bytes, read_weights, to_bytes
+from gyre.cell_agent.trainer.model.hf_config import ExpertsConfig, read_policy_config
+from gyre.cell_agent.trainer.model.hf_weights import check_whole
+from gyre.cell_agent.trainer.model.weights_io import checksum, from_bytes, read_weights, to_bytes
 from gyre.testkit.hf_conversion import hf_to_megatron, megatron_to_hf
 from gyre.testkit.tiny_model import make_tiny_model
 

@@ -15,10 +15,10 @@ import json, sys, warnings
 warnings.filterwarnings("ignore", module="megatron")
 from pathlib import Path
 import torch
-from gyre.cell_agent.trainer import cpu_shim
-from gyre.cell_agent.trainer.hf_config import read_policy_config
-from gyre.cell_agent.trainer.layout import start_cell_world
-from gyre.cell_agent.trainer.model import build_model
+from gyre.cell_agent.trainer.megatron import cpu_shim
+from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+from gyre.cell_agent.trainer.model.layout import start_cell_world
+from gyre.cell_agent.trainer.model.policy import build_model
 from gyre.cell_agent.trainer.optimizer import CoreOptimizer
 from gyre.cell_agent.trainer.settings import OptimizerSettings
 cpu_shim.install()

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from gyre.cell_agent.trainer.attention import TreeAttention
-from gyre.cell_agent.trainer.core_attention import core_attention_on
-from gyre.cell_agent.trainer.flex_attention import (
+from gyre.cell_agent.trainer.model.attention import TreeAttention
+from gyre.cell_agent.trainer.model.core_attention import core_attention_on
+from gyre.cell_agent.trainer.model.flex_attention import (
     BLOCK_TOKENS,
     FlexTreeAttention,
     tree_block_mask,
 )
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree, build_prefix_tree
+from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, build_prefix_tree
 from gyre.testkit.training_trees import TreeShape, random_block
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gyre.cell_agent.trainer.batch.headers import Kind
+from gyre.cell_agent.trainer.batch.inbox import Inbox, Work
 from gyre.cell_agent.trainer.errors import StageLost
-from gyre.cell_agent.trainer.headers import Kind
-from gyre.cell_agent.trainer.inbox import Inbox, Work
 from gyre.core.microstep import MicroStep
 
 # Of what must happen, and of what must not.

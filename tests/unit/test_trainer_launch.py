@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.cell_agent.trainer.launch import DTYPES, Meeting, TrainerLaunch, read_command
+from gyre.cell_agent.trainer.process.launch import DTYPES, Meeting, TrainerLaunch, read_command
 from gyre.contracts.training_job import LayoutSection
 
 launches = st.builds(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gyre.cell_agent.trainer.weights_io import read_weights
+from gyre.cell_agent.trainer.model.weights_io import read_weights
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.training import PlainPolicy, make_executions
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree, Run, build_prefix_tree
+from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, Run, build_prefix_tree
 from gyre.core.microstep import NO_EDGE, Edge, TreeBlock
 from gyre.testkit.training_trees import TreeShape, num_distinct_prefixes, random_block
 from gyre.testkit.tree_paths import path_of

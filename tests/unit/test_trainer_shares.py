@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gyre.cell_agent.trainer.attention import attend_runs
 from gyre.cell_agent.trainer.errors import BadModel
-from gyre.cell_agent.trainer.hf_config import ExpertsConfig, PolicyConfig
-from gyre.cell_agent.trainer.layout import TokenShares, check_layout
-from gyre.cell_agent.trainer.packing import DataShare, ForwardUnit, pack_micro_step
-from gyre.cell_agent.trainer.prefix_tree import PrefixTree, build_prefix_tree, cut, padded
+from gyre.cell_agent.trainer.model.attention import attend_runs
+from gyre.cell_agent.trainer.model.hf_config import ExpertsConfig, PolicyConfig
+from gyre.cell_agent.trainer.model.layout import TokenShares, check_layout
+from gyre.cell_agent.trainer.model.packing import DataShare, ForwardUnit, pack_micro_step
+from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, build_prefix_tree, cut, padded
 from gyre.contracts.training_job import LayoutSection
 from gyre.testkit.training_trees import TreeShape, random_block, random_tree_step
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gyre.cell_agent.trainer.batch_record import (
+from gyre.cell_agent.trainer.batch.batch_record import (
     BatchRecord,
     merged,
     report_empty,
     report_micro_step,
     report_non_finite,
 )
-from gyre.cell_agent.trainer.statistics import (
+from gyre.cell_agent.trainer.batch.statistics import (
     Totals,
     count_ratios,
     execution_totals,

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from gyre.cell_agent.trainer.world import CellWorld, Rendezvous
+from gyre.cell_agent.trainer.ranks.world import CellWorld, Rendezvous
 
 HOST = "127.0.0.1"
 

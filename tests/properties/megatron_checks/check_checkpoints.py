@@ -68,7 +68,7 @@ def test_a_satellite_takes_the_parameters_and_no_optimizer(
 
 
 def test_the_generators_go_on_where_they_were(model_path: Path, tmp_path: Path) -> None:
-    from gyre.cell_agent.trainer.megatron_core import get_cuda_rng_tracker
+    from gyre.cell_agent.trainer.megatron.megatron_core import get_cuda_rng_tracker
 
     def draws() -> list[Tensor]:
         own = torch.rand(3)
@@ -247,6 +247,6 @@ def test_a_save_is_done_though_the_older_ones_cannot_be_removed(
 
     trainer = make(model_path, "float32")
     update(trainer, 0, tmp_path)
-    monkeypatch.setattr("gyre.cell_agent.trainer.checkpoint.prune", refused)
+    monkeypatch.setattr("gyre.cell_agent.trainer.checkpoints.checkpoint.prune", refused)
     assert save(trainer, tmp_path / "l1-v00001")["done"] is True
     trainer.run("load_checkpoint", {"directory": tmp_path / "l1-v00001"})

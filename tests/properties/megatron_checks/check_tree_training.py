@@ -45,7 +45,7 @@ from gyre.testkit.training_trees import (
 )
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.batch_record import MicroStepReport
+    from gyre.cell_agent.trainer.batch.batch_record import MicroStepReport
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron.*")
@@ -272,7 +272,7 @@ def counted_layers(trainer: MegatronTrainer, step: MicroStep) -> int:
 
 
 def num_units(trainer: MegatronTrainer, step: MicroStep) -> int:
-    from gyre.cell_agent.trainer.packing import pack_micro_step
+    from gyre.cell_agent.trainer.model.packing import pack_micro_step
 
     return len(pack_micro_step(step, trainer.policy).units)
 
@@ -324,8 +324,8 @@ def test_a_step_with_half_a_micro_step_in_the_buffers_is_not_applied(
     trainer: MegatronTrainer,
 ) -> None:
     """The first pass is sound, the second one fails in its second unit, after a backward."""
+    from gyre.cell_agent.trainer.ranks.world import Rendezvous
     from gyre.cell_agent.trainer.update import finish_batch
-    from gyre.cell_agent.trainer.world import Rendezvous
 
     before = trainer.weights()
     trainer.form_world(

@@ -38,9 +38,9 @@ def _run(out: str, rank: int) -> None:
     from gyre.adapters.blob_fetch import fetch_body
     from gyre.adapters.blobs import digest_of
     from gyre.adapters.microsteps import encode_microstep
-    from gyre.cell_agent.trainer.cell_ranks import CellRanks
     from gyre.cell_agent.trainer.commands import batches
-    from gyre.cell_agent.trainer.layout import start_cell_world
+    from gyre.cell_agent.trainer.model.layout import start_cell_world
+    from gyre.cell_agent.trainer.ranks.cell_ranks import CellRanks
     from gyre.contracts.training_job import LayoutSection
     from gyre.testkit.trainer_cells import batch_of_steps
 

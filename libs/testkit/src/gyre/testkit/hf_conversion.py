@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.hf_config import PolicyConfig
+    from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
 
 _PLAIN_IN_LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",

@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace, rank: int) -> None:
     import torch
     from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
-    from gyre.cell_agent.trainer.layout import end_cell_world, start_cell_world
+    from gyre.cell_agent.trainer.model.layout import end_cell_world, start_cell_world
     from gyre.contracts.training_job import LayoutSection
 
     torch.set_num_threads(1)
@@ -75,10 +75,10 @@ def _train(run: Mapping[str, Any], layout: Any, rank: int, place: str) -> dict[s
 
     from gyre.adapters.microsteps import decode_microstep
     from gyre.cell_agent.trainer.commands import TrainerCommands
-    from gyre.cell_agent.trainer.launch import TrainerLaunch
-    from gyre.cell_agent.trainer.layout import own_coordinate
+    from gyre.cell_agent.trainer.model.layout import own_coordinate
+    from gyre.cell_agent.trainer.model.weights_io import to_bytes
+    from gyre.cell_agent.trainer.process.launch import TrainerLaunch
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
-    from gyre.cell_agent.trainer.weights_io import to_bytes
 
     model = Path(run["model"])
     launch = TrainerLaunch(cell=0, model_path=model, rank=rank, layout=layout, dtype=run["dtype"])

@@ -142,7 +142,7 @@ class PlainBatch:
 
 
 def plain_batch(model: Path, steps: Sequence[MicroStep]) -> PlainBatch:
-    from gyre.cell_agent.trainer.weights_io import read_weights
+    from gyre.cell_agent.trainer.model.weights_io import read_weights
 
     weights = {name: tensor.double() for name, tensor in read_weights(model).items()}
     policy = PlainPolicy(weights, json.loads((model / "config.json").read_text()))

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gyre.cell_agent.group import PACED
-from gyre.cell_agent.trainer.client import TrainerProcess
-from gyre.cell_agent.trainer.control import open_control, serve
 from gyre.cell_agent.trainer.errors import PeerLost, TrainerError, WrongState
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.client import TrainerProcess
+from gyre.cell_agent.trainer.process.control import open_control, serve
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 
 if TYPE_CHECKING:
     from gyre.cell_agent.trainer.commands import TrainerCommands

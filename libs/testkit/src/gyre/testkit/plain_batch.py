@@ -26,7 +26,7 @@ class Plain:
 
 def plain_run(model: Path, steps: Sequence[MicroStep], dtype: torch.dtype) -> Plain:
     """Of the micro-steps of one batch under OBJECTIVE. model: a Hugging Face directory."""
-    from gyre.cell_agent.trainer.weights_io import read_weights
+    from gyre.cell_agent.trainer.model.weights_io import read_weights
 
     weights = {name: value.to(dtype) for name, value in read_weights(model).items()}
     policy = PlainPolicy(weights, json.loads((model / "config.json").read_text()))

@@ -34,7 +34,7 @@ def plain_step(batch: ConsumedBatch, spec: JobSpec, model: Path) -> PlainStep:
     """model: the weights that the step began with, as a Hugging Face directory."""
     import torch
 
-    from gyre.cell_agent.trainer.weights_io import read_weights
+    from gyre.cell_agent.trainer.model.weights_io import read_weights
 
     policy = PlainPolicy(read_weights(model), json.loads((model / "config.json").read_text()))
     settings = ObjectiveSettings.of_job(spec.objective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerRefused, TrainerTimeout
 from gyre.testkit.simulated_fabric import Fabric, Label, World
 
 # Refusals that an agent has an answer to; any other is a mistake of its.

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts.events.steps import NO_STATISTICS
 from gyre.testkit.simulated_fabric import INITIAL, Label, Reduction, World
 from gyre.testkit.simulated_process import SimulatedProcess

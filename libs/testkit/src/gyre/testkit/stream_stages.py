@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gyre.cell_agent.trainer.headers import HeaderLine
-    from gyre.cell_agent.trainer.packing import ForwardUnit, PackedMicroStep
-    from gyre.cell_agent.trainer.stages import Stage
+    from gyre.cell_agent.trainer.batch.headers import HeaderLine
+    from gyre.cell_agent.trainer.model.packing import ForwardUnit, PackedMicroStep
+    from gyre.cell_agent.trainer.model.stages import Stage
     from gyre.core.microstep import MicroStep
 
 # Of the pause that a late micro-step makes, and how long a stream of the plan waits before it.
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout-s", type=float, default=60.0)
     options = parser.parse_args(arguments)
 
-    importlib.import_module("gyre.cell_agent.trainer.accumulation")
+    importlib.import_module("gyre.cell_agent.trainer.batch.accumulation")
     fork = multiprocessing.get_context("fork")
     stages = [fork.Process(target=_work, args=(options, stage)) for stage in range(options.stages)]
     for stage in stages:
@@ -85,9 +85,9 @@ def _work(options: argparse.Namespace, stage: int) -> None:
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from gyre.cell_agent.trainer import stream
-    from gyre.cell_agent.trainer.headers import HeaderLine
-    from gyre.cell_agent.trainer.layout import start_cell_world
+    from gyre.cell_agent.trainer.batch import stream
+    from gyre.cell_agent.trainer.batch.headers import HeaderLine
+    from gyre.cell_agent.trainer.model.layout import start_cell_world
     from gyre.contracts.training_job import LayoutSection
 
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def _work(options: argparse.Namespace, stage: int) -> None:
 def _train(run: Run, line: HeaderLine, out: str) -> None:
     import safetensors.torch
 
-    from gyre.cell_agent.trainer.stages import stage_gradients, sum_tied_gradients
+    from gyre.cell_agent.trainer.model.stages import stage_gradients, sum_tied_gradients
 
     stage = _stage(run)
     told = {"megatron": _by_megatron, "stream": _streamed}[run.schedule](stage, line, run)
@@ -121,10 +121,10 @@ def _train(run: Run, line: HeaderLine, out: str) -> None:
 def _stage(run: Run) -> Stage:
     import torch
 
-    from gyre.cell_agent.trainer.hf_config import read_policy_config
-    from gyre.cell_agent.trainer.model import build_model
-    from gyre.cell_agent.trainer.stages import own_stage, stage_parameters
-    from gyre.cell_agent.trainer.weights_io import read_weights
+    from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+    from gyre.cell_agent.trainer.model.policy import build_model
+    from gyre.cell_agent.trainer.model.stages import own_stage, stage_parameters
+    from gyre.cell_agent.trainer.model.weights_io import read_weights
     from gyre.testkit.hf_conversion import hf_to_megatron
 
     policy = read_policy_config(Path(run.model))
@@ -139,8 +139,8 @@ def _stage(run: Run) -> Stage:
 
 def _packed(run: Run) -> list[tuple[MicroStep, PackedMicroStep]]:
     from gyre.adapters.microsteps import decode_microstep
-    from gyre.cell_agent.trainer.hf_config import read_policy_config
-    from gyre.cell_agent.trainer.packing import pack_micro_step
+    from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+    from gyre.cell_agent.trainer.model.packing import pack_micro_step
 
     policy = read_policy_config(Path(run.model))
     steps = [decode_microstep(Path(path).read_bytes()) for path in run.steps]
@@ -149,11 +149,11 @@ def _packed(run: Run) -> list[tuple[MicroStep, PackedMicroStep]]:
 
 
 def _streamed(stage: Stage, line: HeaderLine, run: Run) -> dict[str, Any]:
-    from gyre.cell_agent.trainer.accumulation import Accumulation
-    from gyre.cell_agent.trainer.clock import Clock
+    from gyre.cell_agent.trainer.batch.accumulation import Accumulation
+    from gyre.cell_agent.trainer.batch.clock import Clock
+    from gyre.cell_agent.trainer.batch.inbox import Work
+    from gyre.cell_agent.trainer.batch.stream import Stream
     from gyre.cell_agent.trainer.errors import BadMicroStep
-    from gyre.cell_agent.trainer.inbox import Work
-    from gyre.cell_agent.trainer.stream import Stream
     from gyre.core.objective import ObjectiveSettings
 
     steps = _packed(run)
@@ -238,7 +238,7 @@ def _loss(
     """With a number of tokens, Megatron divides the loss by nothing."""
     import torch
 
-    from gyre.cell_agent.trainer.passes import unit_policy
+    from gyre.cell_agent.trainer.batch.passes import unit_policy
     from gyre.core.objective import ObjectiveSettings
     from gyre.objective import objective_loss
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection
 from gyre.core.microstep import MicroStep

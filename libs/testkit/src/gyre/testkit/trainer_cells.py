@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.group import TrainerGroup
-from gyre.cell_agent.trainer.client import SILENCE_S, TrainerProcess
-from gyre.cell_agent.trainer.launch import ONE_RANK, Meeting, TrainerLaunch
+from gyre.cell_agent.trainer.process.client import SILENCE_S, TrainerProcess
+from gyre.cell_agent.trainer.process.launch import ONE_RANK, Meeting, TrainerLaunch
 from gyre.cell_agent.weights.base import WEIGHTS_KEY
 from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
@@ -157,7 +157,7 @@ class Cells:
 
     async def gradients(self, trainer: TrainerGroup) -> dict[str, Tensor]:
         """Of its buffers, by Hugging Face names."""
-        from gyre.cell_agent.trainer.weights_io import from_bytes
+        from gyre.cell_agent.trainer.model.weights_io import from_bytes
 
         path = self.work / "gradients.safetensors"
         await trainer.call("save_gradients", CALL_S, path=path)

@@ -17,8 +17,8 @@ from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.packing import PackedMicroStep
-    from gyre.cell_agent.trainer.passes import Evaluated
+    from gyre.cell_agent.trainer.batch.passes import Evaluated
+    from gyre.cell_agent.trainer.model.packing import PackedMicroStep
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
 # Wide bounds keep most executions of a random policy in; the mask has tests of its own.
@@ -30,7 +30,7 @@ VERSION = 3
 
 def start_world() -> None:
     """Once a process, before the first trainer."""
-    from gyre.cell_agent.trainer.layout import start_cell_world
+    from gyre.cell_agent.trainer.model.layout import start_cell_world
 
     start_cell_world()
 
@@ -38,10 +38,10 @@ def start_world() -> None:
 def make_trainer(model_path: Path, dtype: torch.dtype, **options: bool) -> MegatronTrainer:
     """Configured, and with the directory's weights as `VERSION`. options: of `build_model`."""
     from gyre.cell_agent.trainer.carriers import WeightsName
-    from gyre.cell_agent.trainer.hf_config import read_policy_config
+    from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+    from gyre.cell_agent.trainer.model.weights_io import read_weights
     from gyre.cell_agent.trainer.settings import OptimizerSettings, TrainerSettings
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
-    from gyre.cell_agent.trainer.weights_io import read_weights
 
     trainer = MegatronTrainer(read_policy_config(model_path), dtype, **options)
     weights = {name: tensor.to(dtype) for name, tensor in read_weights(model_path).items()}
@@ -69,7 +69,7 @@ class Computed:
 
 def compute(trainer: MegatronTrainer, step: MicroStep) -> Computed:
     """One micro-step's gradient, outside any batch."""
-    from gyre.cell_agent.trainer.packing import pack_micro_step
+    from gyre.cell_agent.trainer.model.packing import pack_micro_step
 
     packed = pack_micro_step(step, trainer.policy)
     with embedded_tokens(trainer) as counted:
@@ -85,10 +85,10 @@ def compute(trainer: MegatronTrainer, step: MicroStep) -> Computed:
 
 def add_gradient(trainer: MegatronTrainer, packed: PackedMicroStep) -> Evaluated:
     """Into zeroed buffers, in this thread and outside any batch."""
-    from gyre.cell_agent.trainer.clock import Clock
-    from gyre.cell_agent.trainer.headers import HeaderLine, Kind
-    from gyre.cell_agent.trainer.inbox import Item, Work
-    from gyre.cell_agent.trainer.stream import Stream, Trained
+    from gyre.cell_agent.trainer.batch.clock import Clock
+    from gyre.cell_agent.trainer.batch.headers import HeaderLine, Kind
+    from gyre.cell_agent.trainer.batch.inbox import Item, Work
+    from gyre.cell_agent.trainer.batch.stream import Stream, Trained
 
     nameless = MicroStep(
         batch="b", index=0, row_tokens=1, window_rows=1, normalizer=1, executions=(), rows=()

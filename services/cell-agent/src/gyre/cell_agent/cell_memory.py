@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.group import TrainerGroup
 from gyre.cell_agent.process_memory import resident_bytes
-from gyre.cell_agent.trainer.client import TrainerCallError
+from gyre.cell_agent.trainer.process.client import TrainerCallError
 
 _ANSWER_S = 5.0
 

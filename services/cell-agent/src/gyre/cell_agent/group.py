@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from gyre.cell_agent.pace import Pace
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerRefused, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerRefused, TrainerTimeout
 
 Answer = dict[str, Any]
 

@@ -16,7 +16,7 @@ from gyre.cell_agent.stepping.batches import BatchDuties
 from gyre.cell_agent.stepping.checkpoints import CheckpointDuties
 from gyre.cell_agent.stepping.publishing import PublishingDuties
 from gyre.cell_agent.stepping.worlds import WorldDuties
-from gyre.cell_agent.trainer.client import TrainerCallError
+from gyre.cell_agent.trainer.process.client import TrainerCallError
 from gyre.core.cell import CellState, Duty, Holdings, duties
 
 

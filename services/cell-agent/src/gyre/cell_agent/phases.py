@@ -21,7 +21,7 @@ from types import MappingProxyType
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.cell_memory import CellMemory
 from gyre.cell_agent.engine.errors import EngineError, EngineRefusedError, EngineTimeoutError
-from gyre.cell_agent.trainer.client import TrainerCallError, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerCallError, TrainerTimeout
 from gyre.contracts.events.cells import RolePhase
 
 Undo = Callable[[], Awaitable[None]]

@@ -22,8 +22,8 @@ from gyre.cell_agent.nodes.rank import RemoteRank
 from gyre.cell_agent.pace import Pace
 from gyre.cell_agent.reports import ProcessLost
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerProcess, ending
-from gyre.cell_agent.trainer.launch import Meeting, TrainerLaunch
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerProcess, ending
+from gyre.cell_agent.trainer.process.launch import Meeting, TrainerLaunch
 from gyre.cell_agent.weights.addresses import check_host
 from gyre.cell_agent.weights.courier import Courier
 from gyre.cell_agent.weights.errors import PublicAddress

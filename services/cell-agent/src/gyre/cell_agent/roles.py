@@ -30,7 +30,7 @@ from gyre.cell_agent.phases import PhaseFailed, Phases, now
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.stepping import publishing
 from gyre.cell_agent.stepping.base import DROP_S, SHORT_S, DutyFamily
-from gyre.cell_agent.trainer.client import TrainerGone, TrainerTimeout
+from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerTimeout
 from gyre.cell_agent.weights.courier import WeightsNotHad
 from gyre.cell_agent.weights.delivery import load, load_while_serving, newest_weights
 from gyre.contracts.events import cells as cell_events

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gyre.adapters.settings import ServiceSettings
 from gyre.cell_agent.pace import FACTOR, FLOOR_S
-from gyre.cell_agent.trainer.client import SILENCE_S
+from gyre.cell_agent.trainer.process.client import SILENCE_S
 from gyre.contracts.section import Positive, PositiveFloat
 
 

@@ -32,7 +32,7 @@ from gyre.cell_agent.nodes.messages import (
     StartRank,
 )
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.cell_agent.trainer.control import LIFELINE, TICKET
+from gyre.cell_agent.trainer.process.control import LIFELINE, TICKET
 from gyre.contracts import subjects
 
 RECONNECT_S = 0.5

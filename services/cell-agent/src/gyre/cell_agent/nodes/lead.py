@@ -31,7 +31,7 @@ from gyre.cell_agent.nodes.messages import (
     StartRank,
 )
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.cell_agent.trainer.channel import MAX_LINE_BYTES, TrainerGone
+from gyre.cell_agent.trainer.process.channel import MAX_LINE_BYTES, TrainerGone
 from gyre.contracts import subjects
 
 REQUEST_S = 10.0

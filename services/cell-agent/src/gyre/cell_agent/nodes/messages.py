@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

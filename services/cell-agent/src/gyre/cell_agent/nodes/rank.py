@@ -8,13 +8,13 @@ from typing import Any
 
 from gyre.cell_agent.nodes.lead import Expected, Nodes
 from gyre.cell_agent.nodes.messages import EndRank, StartRank
-from gyre.cell_agent.trainer.channel import (
+from gyre.cell_agent.trainer.process.channel import (
     ControlChannel,
     TrainerCallError,
     TrainerGone,
     TrainerTimeout,
 )
-from gyre.cell_agent.trainer.client import ending
+from gyre.cell_agent.trainer.process.client import ending
 
 # How long a node has to say how a rank ended whose connection is closed, or that was killed.
 _LAST_WORD_S = 5.0

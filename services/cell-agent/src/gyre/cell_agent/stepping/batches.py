@@ -15,7 +15,7 @@ from gyre.cell_agent.reports import Report
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.step_records import step_record
 from gyre.cell_agent.stepping.base import DROP_S, LONG_S, SHORT_S, WORLD_S, DutyFamily
-from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import steps as step_events

@@ -8,8 +8,8 @@ from typing import Any
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.stepping.base import DROP_S, LONG_S, SHORT_S, DutyFamily
-from gyre.cell_agent.trainer.client import TrainerRefused
-from gyre.cell_agent.trainer.retention import checkpoint_name
+from gyre.cell_agent.trainer.checkpoints.retention import checkpoint_name
+from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts.events import cells as cell_events
 from gyre.core.cell import CellState, duties
 from gyre.core.cell.state import Version

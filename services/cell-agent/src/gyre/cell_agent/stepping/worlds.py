@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.stepping.base import DROP_S, WORLD_S, DutyFamily
-from gyre.cell_agent.trainer.client import TrainerRefused
+from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts.events import cells as cell_events
 from gyre.core.cell import CellState, duties
 

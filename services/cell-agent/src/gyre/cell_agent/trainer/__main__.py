@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from gyre.adapters.logging import configure_logging
 from gyre.cell_agent.process_memory import keep_one_heap
-from gyre.cell_agent.trainer.control import open_control, serve
 from gyre.cell_agent.trainer.errors import TrainerError
-from gyre.cell_agent.trainer.launch import read_command
+from gyre.cell_agent.trainer.process.control import open_control, serve
+from gyre.cell_agent.trainer.process.launch import read_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(launch.threads)
     from gyre.cell_agent.trainer.commands import TrainerCommands
-    from gyre.cell_agent.trainer.meeting import join_cell
+    from gyre.cell_agent.trainer.ranks.meeting import join_cell
 
     try:
         join_cell(launch)

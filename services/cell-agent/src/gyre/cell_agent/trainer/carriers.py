@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyre.cell_agent.trainer.batch_record import BatchRecord
+from gyre.cell_agent.trainer.batch.batch_record import BatchRecord
 from gyre.cell_agent.trainer.optimizer import Update
 
 

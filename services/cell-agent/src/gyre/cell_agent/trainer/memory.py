@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gyre.cell_agent.trainer.device import Parking, parking_on
 from gyre.cell_agent.trainer.errors import NoMemory
-from gyre.cell_agent.trainer.megatron_core import DistributedDataParallel
+from gyre.cell_agent.trainer.megatron.megatron_core import DistributedDataParallel
 
 
 class TrainerMemory:

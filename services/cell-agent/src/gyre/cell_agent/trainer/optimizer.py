@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gyre.cell_agent.trainer.megatron_core import (
+from gyre.cell_agent.trainer.megatron.megatron_core import (
     DistributedDataParallel,
     OptimizerConfig,
     get_megatron_optimizer,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
-from gyre.cell_agent.trainer.megatron_core import parallel_state
+from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
 
 
 class OptimizerShares:

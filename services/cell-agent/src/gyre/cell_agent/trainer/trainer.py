@@ -18,31 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.trainer.accumulation import Accumulation
-from gyre.cell_agent.trainer.batch_record import MicroStepReport
-from gyre.cell_agent.trainer.bridge import WeightBridge
+from gyre.cell_agent.trainer.batch.accumulation import Accumulation
+from gyre.cell_agent.trainer.batch.batch_record import MicroStepReport
+from gyre.cell_agent.trainer.batch.clock import Clock
+from gyre.cell_agent.trainer.batch.headers import HeaderLine
+from gyre.cell_agent.trainer.batch.inbox import Work
+from gyre.cell_agent.trainer.batch.stream import Stream
 from gyre.cell_agent.trainer.carriers import WeightsName
-from gyre.cell_agent.trainer.clock import Clock
 from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
     BadModel,
     WrongState,
     WrongVersion,
 )
-from gyre.cell_agent.trainer.headers import HeaderLine
-from gyre.cell_agent.trainer.hf_config import PolicyConfig
-from gyre.cell_agent.trainer.inbox import Work
-from gyre.cell_agent.trainer.layout import own_coordinate, own_data_share
-from gyre.cell_agent.trainer.megatron_core import parallel_state
+from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
 from gyre.cell_agent.trainer.memory import TrainerMemory, resident
-from gyre.cell_agent.trainer.model import build_model
+from gyre.cell_agent.trainer.model.bridge import WeightBridge
+from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
+from gyre.cell_agent.trainer.model.layout import own_coordinate, own_data_share
+from gyre.cell_agent.trainer.model.packing import pack_micro_step
+from gyre.cell_agent.trainer.model.policy import build_model
+from gyre.cell_agent.trainer.model.stages import own_stage
+from gyre.cell_agent.trainer.model.weights_io import Weights
 from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, fits
-from gyre.cell_agent.trainer.packing import pack_micro_step
+from gyre.cell_agent.trainer.ranks.world import CellWorld, Rendezvous
 from gyre.cell_agent.trainer.settings import TrainerSettings
-from gyre.cell_agent.trainer.stages import own_stage
-from gyre.cell_agent.trainer.stream import Stream
-from gyre.cell_agent.trainer.weights_io import Weights
-from gyre.cell_agent.trainer.world import CellWorld, Rendezvous
 from gyre.core.microstep import MicroStep
 from gyre.objective import ObjectiveError
 

@@ -14,15 +14,15 @@ import zlib
 from collections.abc import Sequence
 
 from gyre.adapters.failpoints import failpoint
-from gyre.cell_agent.trainer.accumulation import Accumulation
-from gyre.cell_agent.trainer.batch_record import BatchRecord, merged
+from gyre.cell_agent.trainer.batch.accumulation import Accumulation
+from gyre.cell_agent.trainer.batch.batch_record import BatchRecord, merged
 from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
 from gyre.cell_agent.trainer.carriers import FinishedBatch, WeightsName
 from gyre.cell_agent.trainer.errors import MembersDisagree, PeerLost, WrongState
-from gyre.cell_agent.trainer.finalize import finalize_gradients
+from gyre.cell_agent.trainer.model.finalize import finalize_gradients
 from gyre.cell_agent.trainer.optimizer import Update
+from gyre.cell_agent.trainer.ranks.world import CORE_RANK, CellWorld, PrefixGroup
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
-from gyre.cell_agent.trainer.world import CORE_RANK, CellWorld, PrefixGroup
 
 
 def finish_batch(

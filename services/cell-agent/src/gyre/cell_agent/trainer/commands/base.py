@@ -9,8 +9,8 @@ import torch
 
 from gyre.cell_agent.trainer.carriers import WeightsName
 from gyre.cell_agent.trainer.errors import BadCommand
-from gyre.cell_agent.trainer.hf_config import read_policy_config
-from gyre.cell_agent.trainer.launch import TrainerLaunch
+from gyre.cell_agent.trainer.model.hf_config import read_policy_config
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.cell_agent.trainer.settings import parse_settings
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
 from gyre.cell_agent.weights.base import WEIGHTS_KEY, WeightSource

@@ -10,6 +10,7 @@ from pathlib import Path
 from gyre.adapters.blob_fetch import BlobUnavailable, fetch_body
 from gyre.adapters.blobs import BlobError
 from gyre.adapters.microsteps import decode_microstep
+from gyre.cell_agent.trainer.batch.headers import lost_when_it_fails
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
@@ -17,10 +18,9 @@ from gyre.cell_agent.trainer.errors import (
     CheckpointError,
     TrainerError,
 )
-from gyre.cell_agent.trainer.headers import lost_when_it_fails
-from gyre.cell_agent.trainer.layout import cell_agrees
+from gyre.cell_agent.trainer.model.layout import cell_agrees
+from gyre.cell_agent.trainer.model.weights_io import to_bytes
 from gyre.cell_agent.trainer.update import finish_batch
-from gyre.cell_agent.trainer.weights_io import to_bytes
 from gyre.core.microstep import MicroStep, MicroStepError
 
 NAMES = (

@@ -6,16 +6,16 @@ from functools import cached_property
 from pathlib import Path
 
 from gyre.cell_agent.trainer.carriers import WeightsName
-from gyre.cell_agent.trainer.cell_ranks import CellRanks
-from gyre.cell_agent.trainer.checkpoint import Content, load_checkpoint, save_checkpoint
+from gyre.cell_agent.trainer.checkpoints.checkpoint import Content, load_checkpoint, save_checkpoint
+from gyre.cell_agent.trainer.checkpoints.random_state import random_state, set_random_state
+from gyre.cell_agent.trainer.checkpoints.retention import Retention
+from gyre.cell_agent.trainer.checkpoints.saving import Saving
+from gyre.cell_agent.trainer.checkpoints.trainer_state import TrainerState
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import CheckpointError, WrongState
-from gyre.cell_agent.trainer.layout import cell_agrees
+from gyre.cell_agent.trainer.model.layout import cell_agrees
 from gyre.cell_agent.trainer.optimizer import fits
-from gyre.cell_agent.trainer.random_state import random_state, set_random_state
-from gyre.cell_agent.trainer.retention import Retention
-from gyre.cell_agent.trainer.saving import Saving
-from gyre.cell_agent.trainer.trainer_state import TrainerState
+from gyre.cell_agent.trainer.ranks.cell_ranks import CellRanks
 
 NAMES = ("save_checkpoint", "checkpoint_status", "load_checkpoint")
 # For who does not say what may go: nothing may.

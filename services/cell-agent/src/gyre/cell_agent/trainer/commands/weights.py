@@ -9,8 +9,8 @@ from gyre.cell_agent.engine.errors import BadWeightsError
 from gyre.cell_agent.trainer.carriers import WeightsName
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import BadModel, WeightsUnavailable
-from gyre.cell_agent.trainer.layout import cell_agrees
-from gyre.cell_agent.trainer.weights_io import checksum, read_weights
+from gyre.cell_agent.trainer.model.layout import cell_agrees
+from gyre.cell_agent.trainer.model.weights_io import checksum, read_weights
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink
 from gyre.cell_agent.weights.errors import WeightTransportError
 from gyre.cell_agent.weights.payload import tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import BadCommand
-from gyre.cell_agent.trainer.world import Rendezvous
+from gyre.cell_agent.trainer.ranks.world import Rendezvous
 
 NAMES = ("form_world", "leave_world")
 

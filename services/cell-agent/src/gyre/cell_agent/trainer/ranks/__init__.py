@@ -1,0 +1,1 @@
+"""How ranks find, follow and reduce with one another, in a cell and across cells."""

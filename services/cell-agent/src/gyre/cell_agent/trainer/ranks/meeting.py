@@ -1,0 +1,35 @@
+"""The ranks of a cell find one another, once, before they take commands."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from gyre.cell_agent.trainer.errors import PeerLost
+from gyre.cell_agent.trainer.model.layout import start_cell_world
+from gyre.cell_agent.trainer.process.launch import TrainerLaunch
+
+# All ranks are started at once; the slowest has the largest share of a busy machine's imports.
+MEETING_S = 110.0
+
+
+def join_cell(launch: TrainerLaunch) -> None:
+    """Forms the cell's world, at the launch's meeting place. Raises PeerLost: not all came."""
+    if launch.meeting is None:
+        start_cell_world(launch.layout, launch.rank)
+        return
+    meeting = launch.meeting
+    try:
+        store = TCPStore(
+            meeting.host,
+            meeting.port,
+            is_master=False,
+            timeout=dt.timedelta(seconds=MEETING_S),
+        )
+        start_cell_world(launch.layout, launch.rank, PrefixStore(meeting.prefix, store))
+    except (RuntimeError, OSError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise PeerLost(
+            f"the cell's {launch.layout.num_ranks} ranks did not meet: {line}"
+        ) from error

@@ -1,0 +1,205 @@
+"""What crosses cells: gradients to the core, parameters back.
+
+Megatron's own process groups end at the cell and live as long as the process (model.py). These
+come and go with the membership: one world per epoch, with a communicator of its own for each prefix
+2..size of its cells, all built when it is formed. Where cells have several ranks, each rank's world
+is that of the same rank of all cells, which hold the same part of the model, under the store prefix
+`<job>/<epoch>/<rank in its cell>`. Communicators are built straight on the backend, beside torch's
+default world, because destroying that one would take the groups that Megatron's modules and
+optimizer hold with it.
+
+A peer that dies makes every collective it was in fail at once on the others; one that hangs, after
+the world's time-out. Either way the world is unusable afterwards and a new epoch is formed. After
+every collective across cells a cell's ranks agree whether it went well: a peer's death reaches one
+of them before the others, and none may go on where another has dropped its accumulation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from gyre.cell_agent.trainer.buckets import split_buckets
+from gyre.cell_agent.trainer.errors import PeerLost, WrongState
+from gyre.cell_agent.trainer.model.layout import cell_agrees
+
+CORE_RANK = 0
+
+Communicator = Any
+"""A ProcessGroupGloo. torch's stubs leave out its collectives and its options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """rank, size: cells. coordinate: this process's rank in its cell. store_host, store_port: where
+    `gyre.cell_agent.rendezvous` listens. timeout_s: of forming the world and of each collective in
+    it."""
+
+    job: str
+    epoch: int
+    rank: int
+    size: int
+    coordinate: int = 0
+    store_host: str
+    store_port: int
+    timeout_s: float
+
+
+class CellWorld:
+    """One epoch's communicators. groups[k]: over cells 0..k-1; a cell holds those it belongs to."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        """Returns when all `size` cells are in. Raises PeerLost: one did not come in time."""
+        self.epoch, self.rank, self.size = rendezvous.epoch, rendezvous.rank, rendezvous.size
+        self._groups: dict[int, Communicator] = {}
+        if rendezvous.size == 1:
+            return
+        with _together():
+            try:
+                self._connect(rendezvous)
+            except (RuntimeError, OSError) as error:
+                self._groups.clear()
+                raise PeerLost(f"epoch {self.epoch} was not formed: {_line(error)}") from error
+
+    def _connect(self, rendezvous: Rendezvous) -> None:
+        host, port = rendezvous.store_host, rendezvous.store_port
+        timeout = dt.timedelta(seconds=rendezvous.timeout_s)
+        store = TCPStore(host, port, is_master=False, timeout=timeout)
+        address = _address_towards(host, port)
+        # Every rank builds in ascending order, so no two wait for each other crosswise.
+        for size in range(max(2, rendezvous.rank + 1), rendezvous.size + 1):
+            place = f"{rendezvous.job}/{rendezvous.epoch}/{rendezvous.coordinate}/{size}"
+            prefix = PrefixStore(place, store)
+            self._groups[size] = _communicator(prefix, rendezvous.rank, size, address, timeout)
+
+    def close(self) -> None:
+        """Drops the connections; peers still in a collective see this rank as lost."""
+        self._groups.clear()
+
+    @property
+    def communicators(self) -> tuple[Communicator, ...]:
+        """By ascending size; the same for as long as this world stands."""
+        return tuple(self._groups.values())
+
+    def prefix(self, members: Sequence[int]) -> PrefixGroup:
+        """Raises WrongState: members are not the ranks 0..k-1 with this one among them."""
+        size = len(members)
+        if list(members) != list(range(size)) or size > self.size or self.rank >= size:
+            raise WrongState(
+                f"members {list(members)} are no prefix of {self.size} ranks that holds {self.rank}"
+            )
+        return PrefixGroup(self._groups[size] if size > 1 else None)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """A collective across cells, on all ranks of this one. Raises PeerLost on all if it did on any:
+    they agree afterwards, whatever became of it."""
+    failed: PeerLost | None = None
+    try:
+        yield
+    except PeerLost as error:
+        failed = error
+    if not cell_agrees(failed is None):
+        raise failed or PeerLost("another rank of this cell has lost a peer")
+
+
+class PrefixGroup:
+    """Collectives over one prefix. Every method raises PeerLost and is then over for good."""
+
+    def __init__(self, group: Communicator | None) -> None:
+        self._group = group
+
+    def sum_(self, buffers: Iterable[Tensor]) -> None:
+        """In place, flat contiguous buffers, in buckets. The order of addition is gloo's."""
+        group = self._group
+        if group is None:
+            return
+        with _together():
+            for bucket in split_buckets(buffers):
+                self._run(partial(group.allreduce, [bucket]))
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """The members' payloads, by rank; every member gets all of them. They may differ in size,
+        and be empty."""
+        group = self._group
+        if group is None:
+            return [payload]
+        with _together():
+            sizes = [int(size) for size in self._gathered(torch.tensor([len(payload)]))]
+            # A byte for none at all: torch refuses an empty buffer.
+            padded = bytearray(payload.ljust(max(1, *sizes), b"\0"))
+            found = self._gathered(torch.frombuffer(padded, dtype=torch.uint8))
+        return [bytes(values[:size].numpy()) for values, size in zip(found, sizes, strict=True)]
+
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+        group = self._group
+        assert group is not None
+        found = [torch.empty_like(tensor) for _ in range(group.size())]
+        self._run(partial(group.allgather, [found], [tensor]))
+        return found
+
+    def agrees(self, values: Sequence[int]) -> bool:
+        """Whether all members hold these same integers; all members get the same answer."""
+        both = torch.tensor([*values, *(-value for value in values)], dtype=torch.int64)
+        largest = self._reduced(both, dist.ReduceOp.MAX)
+        smallest = [-value for value in largest[len(values) :]]
+        return largest[: len(values)] == smallest
+
+    def broadcast_(self, buffers: Iterable[Tensor]) -> None:
+        """From the core, in place."""
+        group = self._group
+        if group is None:
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank = CORE_RANK
+        with _together():
+            for bucket in split_buckets(buffers):
+                self._run(partial(group.broadcast, [bucket], options))
+
+    def _reduced(self, tensor: Tensor, operation: Any) -> list[float]:
+        group = self._group
+        if group is not None:
+            options = dist.AllreduceOptions()
+            options.reduceOp = operation
+            with _together():
+                self._run(partial(group.allreduce, [tensor], options))
+        return list(tensor.tolist())
+
+    def _run(self, start: Callable[[], dist.Work]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise PeerLost(_line(error)) from error
+
+
+def _communicator(
+    store: PrefixStore, rank: int, size: int, address: str, timeout: dt.timedelta
+) -> Communicator:
+    backend: Any = dist.ProcessGroupGloo
+    options = backend._Options()
+    options._timeout = timeout
+    options._devices = [backend.create_device(hostname=address)]
+    return backend(store, rank, size, options)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the network that leads to the store; no packet is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
