@@ -14,10 +14,10 @@ export OMP_NUM_THREADS ?= 1
 DEFAULT_TESTS := not slow and not docker and not gpu
 HARNESSES := claude-code codex mini-swe-agent
 
-.PHONY: help setup install harness sglang demo compare test test-full test-sglang test-gpu lint format imports types check bench clean
+.PHONY: help setup install harness sglang demo compare test test-full test-engines test-sglang test-gpu lint format imports types check bench clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup:  ## environments from pinned requirements, cached outside the checkout
 	@"$(PYTHON)" scripts/setup.py
@@ -44,10 +44,13 @@ test-full: setup  ## every test, with the agent programs, which are installed fi
 	@"$(PYTHON)" scripts/harness.py $(HARNESSES)
 	@$(PY) -m pytest $(ARGS)
 
-test-gpu: setup  ## on a GPU, in 8 minutes: SGLang, kernels, parking, no training step; one line without
+test-gpu: setup  ## on a GPU, in 8 minutes: SGLang, a step, a switch, kernels, NCCL; one line without
 	@$(PY) scripts/test_gpu.py $(ARGS)
 
-test-sglang: sglang  ## what needs the real SGLang: its contract, the proxy over it, one whole job
+test-engines: sglang  ## CI's second stage: the engines' contract and one whole job on the real SGLang
+	@$(PY) -m pytest -m sglang tests/contract tests/e2e $(ARGS)
+
+test-sglang: sglang  ## the same, and the proxy over the real SGLang
 	@$(PY) -m pytest -m sglang $(ARGS)
 
 lint: setup  ## ruff

@@ -4,7 +4,9 @@
 scripts/test_gpu.py [PYTEST ARGUMENT ...]     exit status: pytest's; 0 without a GPU; 1 where there
                                               is one and every test was skipped
 
-A plain SGLang, the compiled attention, pinned parking and sums over NCCL. No training step.
+A plain SGLang and its memory saver; a trainer's step against the CPU's; a role switch of both, with
+a publication of what was learnt; the compiled attention, pinned parking, and NCCL, between two
+cells where there are two GPUs.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.testkit.benches import write_report
+from gyre.testkit.benches import make_bench_model, write_report
 from gyre.testkit.engine_server import running_engine
-from gyre.testkit.tiny_model import make_tiny_model
 
 PREFIX = [10 + index % 500 for index in range(430)]
 NEW_TOKENS = 200
@@ -83,13 +82,7 @@ async def measure(url: str) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        model = make_tiny_model(
-            root / "model",
-            hidden_size=128,
-            intermediate_size=384,
-            head_dim=32,
-            vocab_size=565,
-        )
+        model = make_bench_model(root / "model")
         began = time.perf_counter()
         with running_engine("local", (model, model), root / "engine.log") as engine:
             started_s = time.perf_counter() - began

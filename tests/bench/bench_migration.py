@@ -21,9 +21,8 @@ from typing import Any
 import httpx
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.testkit.benches import write_report
+from gyre.testkit.benches import make_bench_model, write_report
 from gyre.testkit.engine_server import running_engine
-from gyre.testkit.tiny_model import make_tiny_model
 
 KEY = "bench" * 8
 CONTEXTS = (512, 2048, 8192)
@@ -121,14 +120,7 @@ async def measure(source_url: str, destination_url: str) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        model = make_tiny_model(
-            root / "model",
-            hidden_size=128,
-            intermediate_size=384,
-            head_dim=32,
-            vocab_size=565,
-            max_position_embeddings=16_384,
-        )
+        model = make_bench_model(root / "model", max_position_embeddings=16_384)
         extra = ["--context-length", str(CONTEXT_LENGTH), "--max-running-requests", "2"]
         with (
             running_engine(

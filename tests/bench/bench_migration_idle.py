@@ -27,11 +27,10 @@ from gyre.adapters.journal import Journal
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.engine_turn import PIN_S
 from gyre.contracts.events.calls import CallRecorded, Moved
-from gyre.testkit.benches import write_report
+from gyre.testkit.benches import make_bench_model, write_report
 from gyre.testkit.engine_server import running_engine
 from gyre.testkit.engine_use import drain
 from gyre.testkit.proxy_world import Client, Facts, RunningProxy, local_engine, running_proxy
-from gyre.testkit.tiny_model import make_tiny_model
 
 EXECUTIONS = 100
 TIMES = 100
@@ -121,14 +120,7 @@ def figures(copied: Left, plain: Left) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        model = make_tiny_model(
-            root / "model",
-            hidden_size=128,
-            intermediate_size=384,
-            head_dim=32,
-            vocab_size=565,
-            max_position_embeddings=CONTEXT_TOKENS,
-        )
+        model = make_bench_model(root / "model", max_position_embeddings=CONTEXT_TOKENS)
         with local_engine(model, root / "destination.log", *ENGINE) as destination:
             copied = asyncio.run(departed(model, root, destination.url))
         with plain_engine(model, root / "plain.log") as url:

@@ -40,9 +40,9 @@ from gyre.adapters.eventlog.jetstream import JetStreamEventLog
 from gyre.adapters.eventlog.streams import ensure_streams
 from gyre.adapters.journal import Journal
 from gyre.testkit.benches import write_report
-from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.nats_server import NatsServer, free_port
 from gyre.testkit.proxy_load import TALKS, Talk, call, cpu_s, proxy_process
-from gyre.testkit.proxy_world import Facts, end_process, free_port
+from gyre.testkit.proxy_world import Facts, end_process
 from gyre.testkit.tiny_model import make_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -41,9 +41,9 @@ from gyre.core.tree_nodes import node_id, sampled_node_id
 from gyre.proxy.app import APIS
 from gyre.proxy.requests import Sampling
 from gyre.testkit.benches import write_report
-from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.nats_server import NatsServer, free_port
 from gyre.testkit.proxy_load import TALKS, Talk, call, cpu_s, proxy_process
-from gyre.testkit.proxy_world import JOB, Facts, end_process, free_port
+from gyre.testkit.proxy_world import JOB, Facts, end_process
 from gyre.testkit.tiny_model import make_tiny_tokenizer
 
 NUM_TURNS = 200

@@ -95,7 +95,7 @@ async def there_and_back(
     course.communicators.add(tuple(status["communicators"]))
     if number % TRAIN_EVERY == 0:
         await cell.call("begin_batch", batch="b0", version=3)
-        await cell.call("micro_step", path=cell.model / "step")
+        await cell.call("submit_step", source=cell.model / "step")
     course.changes.append(await cell.come_back())
 
 
@@ -117,7 +117,7 @@ async def sum_a_gradient(cell: SwitchingCell, peer: TrainerGroup) -> None:
     await cell.leave()
     await cell.call("begin_batch", batch="b0", version=3)
     await peer.call("begin_batch", CALL_S, batch="b0", version=3)
-    await peer.call("micro_step", CALL_S, path=cell.model / "step")
+    await peer.call("submit_step", CALL_S, source=cell.model / "step")
     together = {"members": [0, 1], "epoch": 1, "final": True}
     core, _ = await asyncio.gather(
         cell.call("finish_batch", **together), peer.call("finish_batch", CALL_S, **together)

@@ -12,9 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gyre.cell_agent.deadlines import FLOOR_BYTES_PER_S
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.contracts.events.steps import StepStatistics
 from gyre.testkit.simulated_engine import SimulatedEngine
+from gyre.testkit.simulated_fabric import Fabric
 from gyre.testkit.simulated_trainer import SimulatedTrainer
 from gyre.testkit.specs import job_spec
 from gyre.testkit.training_world import Strike, TrainingWorld
@@ -54,10 +56,12 @@ def _real_trainer() -> dict[str, Any]:
 
 
 @cache
-def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
+def _run(num_bytes: int) -> Fabric:
     """A run in which the core is lost after its first checkpoint, so that it is loaded again. It is
-    asked how far a checkpoint is."""
+    asked how far a checkpoint is. num_bytes: of the model's weights."""
     with tempfile.TemporaryDirectory() as home:
+        with Path(home, "model.safetensors").open("wb") as weights:
+            weights.truncate(num_bytes)
         world = TrainingWorld(
             spec=job_spec(
                 capacity=4,
@@ -67,7 +71,10 @@ def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
                 phi=1 / 3,
                 num_steps=4,
                 tau_s=0.0,
-                sections={"training": {"checkpoint": {"asynchronous": True}}},
+                sections={
+                    "model": {"path": home},
+                    "training": {"checkpoint": {"asynchronous": True}},
+                },
             ),
             home=Path(home),
             seed=1,
@@ -76,17 +83,33 @@ def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
             execution_s=1.0,
         )
         run_virtual(world.run())
-    return world.fabric.calls
+    return world.fabric
+
+
+def _calls_of_a_run() -> set[tuple[str, tuple[str, ...]]]:
+    """Without its start, which is none of a trainer's commands."""
+    return {call for call in _run(num_bytes=0).calls if call[0] != "start"}
 
 
 def test_every_call_of_an_agent_fits_the_real_trainers_command() -> None:
     calls, commands = _calls_of_a_run(), _real_trainer()["commands"]
     # For tests, and for a machine with a GPU.
-    others = {"save_gradients", "checksum", "status", "memory", "micro_step"}
+    others = {"save_gradients", "checksum", "status", "memory"}
     assert {name for name, _ in calls} == set(commands) - others
     for name, arguments in calls:
         required = {argument for argument, must in commands[name].items() if must}
         assert required <= set(arguments) <= set(commands[name]), name
+
+
+def test_whoever_moves_or_computes_with_the_model_has_time_by_its_size() -> None:
+    num_bytes = 10 * 2**30
+    small, large = _run(num_bytes=0).limits, _run(num_bytes=num_bytes).limits
+    assert small.keys() == large.keys()
+    more = {command: large[command] - small[command] for command in small}
+    of_any_size = {"configure", "checkpoint_status"}
+    assert {command for command, seconds in more.items() if not seconds} == of_any_size
+    least = num_bytes / FLOOR_BYTES_PER_S
+    assert [command for command in more.keys() - of_any_size if more[command] < least] == []
 
 
 def test_the_simulated_trainer_takes_the_real_ones_arguments() -> None:

@@ -9,9 +9,7 @@ import httpx
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, Generation
-from gyre.testkit.engine_server import RunningEngine, engine
-
-__all__ = ["engine"]
+from gyre.testkit.engine_server import RunningEngine
 
 PROMPT = list(range(30, 60))
 LONG = {"temperature": 1.0, "max_new_tokens": 1900, "ignore_eos": True}
@@ -110,13 +108,15 @@ async def test_a_stream_that_is_left_aborts_its_request(client: EngineClient) ->
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_a_pause_holds_what_runs_and_what_comes(client: EngineClient, mode: str) -> None:
+async def test_a_pause_holds_what_runs_and_what_comes(
+    engine: RunningEngine, client: EngineClient, mode: str
+) -> None:
     seen: list[int] = []
 
     async def consume() -> Generation:
         last = None
         async for event in client.stream(
-            input_ids=PROMPT, sampling_params=LONG, rid=f"hold-{mode}"
+            input_ids=PROMPT, sampling_params=engine.long_sampling(), rid=f"hold-{mode}"
         ):
             seen.append(len(event.output_ids))
             last = event
@@ -136,7 +136,7 @@ async def test_a_pause_holds_what_runs_and_what_comes(client: EngineClient, mode
     assert not late.done()
     await client.resume()
     answer = await asyncio.wait_for(running, DEADLINE_S)
-    assert (len(answer.output_ids), answer.finish_type) == (1900, "length")
+    assert (len(answer.output_ids), answer.finish_type) == (engine.long_tokens, "length")
     assert answer.num_retractions == (mode == "retract")
     assert len((await asyncio.wait_for(late, DEADLINE_S)).output_ids) == 3
 
@@ -154,13 +154,16 @@ async def test_a_pause_of_mode_abort_ends_all_and_blocks_new(client: EngineClien
     assert len((await asyncio.wait_for(late, DEADLINE_S)).output_ids) == 3
 
 
-async def test_flush_is_refused_while_busy_and_waits_if_told(client: EngineClient) -> None:
-    call = start(client, "flush-01")
+async def test_flush_is_refused_while_busy_and_waits_if_told(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    call = start(client, "flush-01", engine.long_sampling())
     await until_running(client, 1)
     with pytest.raises(EngineRefusedError, match="cache"):
         await client.flush_cache()
     await client.flush_cache(wait_s=DEADLINE_S)
-    assert call.done() or len((await asyncio.wait_for(call, DEADLINE_S)).output_ids) == 1900
+    answer = await asyncio.wait_for(call, DEADLINE_S)
+    assert len(answer.output_ids) == engine.long_tokens
 
 
 async def test_flush_works_under_retract_and_fails_in_place(client: EngineClient) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ from gyre.testkit.tiny_model import make_tiny_model
 
 RATE = 40.0
 TOKENS = 40
-# The emulated speed is below the machine's, but for a moment others may have the machine.
-TRIES = 3
+# The emulated speed is below the machine's, but for a while others may have the machine: one try
+# that is in time shows what the engine can do.
+TRIES = 10
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,11 @@ async def generate(client: EngineClient, rid: str, num_tokens: int) -> tuple[Gen
     return answer, time.perf_counter() - started
 
 
+def one_takes(limit_s: float, once: Callable[[], Coroutine[Any, Any, float]]) -> bool:
+    """Whether one of TRIES is done within limit_s seconds, which `once` returns."""
+    return any(asyncio.run(once()) <= limit_s for _ in range(TRIES))
+
+
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_each_request_has_the_emulated_speed(emulated: RunningEngine, num_requests: int) -> None:
     async def longest() -> float:
@@ -46,13 +53,11 @@ def test_each_request_has_the_emulated_speed(emulated: RunningEngine, num_reques
         assert min(seconds for _, seconds in answers) >= (TOKENS - 1) / RATE
         return max(seconds for _, seconds in answers)
 
-    times = [asyncio.run(longest()) for _ in range(TRIES)]
-
-    assert min(times) == pytest.approx(TOKENS / RATE, rel=0.1)
+    assert one_takes(1.1 * TOKENS / RATE, longest)
 
 
 def test_an_aborted_request_returns_at_once_with_what_it_has(emulated: RunningEngine) -> None:
-    async def aborted() -> tuple[Generation, float]:
+    async def aborted() -> float:
         async with EngineClient(emulated.url) as client:
             call = asyncio.create_task(generate(client, "long", 1000))
             while await client.num_requests() == 0:
@@ -61,12 +66,11 @@ def test_an_aborted_request_returns_at_once_with_what_it_has(emulated: RunningEn
             started = time.perf_counter()
             await client.abort("long")
             answer, _ = await call
-            return answer, time.perf_counter() - started
+            spent = time.perf_counter() - started
+        assert 0 < len(answer.output_ids) < 1000
+        return spent
 
-    answers = [asyncio.run(aborted()) for _ in range(TRIES)]
-
-    assert all(0 < len(answer.output_ids) < 1000 for answer, _ in answers)
-    assert min(seconds for _, seconds in answers) < 2 / RATE
+    assert one_takes(2 / RATE, aborted)
 
 
 @pytest.mark.parametrize("speed", ["0", "-3", "inf", "nan", "fast"])

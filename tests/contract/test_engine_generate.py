@@ -11,9 +11,7 @@ import httpx
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError
-from gyre.testkit.engine_server import CONTEXT_TOKENS, RunningEngine, engine
-
-__all__ = ["engine"]
+from gyre.testkit.engine_server import CONTEXT_TOKENS, RunningEngine
 
 PROMPT = list(range(30, 60))
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gyre.testkit.engine_cases import Record, play
-from gyre.testkit.engine_server import running_engine
+from gyre.testkit.engine_cases import Record
+from gyre.testkit.engine_fixtures import SharedEngines
 from gyre.testkit.sglang_goldens import golden_names, unlike_the_golden
-from gyre.testkit.tiny_model import make_tiny_model
 
 GOLDENS = Path(__file__).parent / "goldens" / "sglang"
 
@@ -21,11 +19,8 @@ SKIPPED = {
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Record]]:
-    root = tmp_path_factory.mktemp("goldens")
-    models = make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
-    with running_engine("local", models, root / "engine.log") as engine:
-        yield asyncio.run(play(engine.url, models))
+def records(shared_engines: SharedEngines) -> dict[str, Record]:
+    return asyncio.run(shared_engines.play("local"))
 
 
 def test_the_recordings_are_there() -> None:

@@ -104,7 +104,7 @@ async def test_what_is_announced_counts_as_a_pin_until_it_is_one_or_released(
 async def test_an_announcement_that_nobody_follows_up_expires(
     source: EngineClient, switch: int
 ) -> None:
-    await announced(source, switch, "late", pin_s=0.3)
+    await announced(source, switch, "late", pin_s=1.0)
     assert await source.num_pins() == 1
     async with asyncio.timeout(5.0):
         while await source.num_pins():

@@ -26,15 +26,12 @@ from gyre.cell_agent.engine.base import (
 from gyre.cell_agent.engine.sglang.client import SglangClient
 from gyre.cell_agent.engine.tensors import TensorView, named_checksum, read_directory
 from gyre.cell_agent.engine.update_group import Place, UpdateGroup
-from gyre.testkit.engine_server import RunningEngine, engine
+from gyre.testkit.engine_server import RunningEngine
 from gyre.testkit.engine_use import serve_weights
 from gyre.testkit.switching_cell import Refusing
 
-__all__ = ["engine"]
-
 PROMPT = list(range(30, 60))
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
-LONG = {"temperature": 1.0, "max_new_tokens": 1900, "ignore_eos": True}
 NORM = "model.norm.weight"
 # The tiny model has 0.5 MB: several parts, and one tensor that is larger than a part.
 BUCKET_BYTES = 50_000
@@ -82,7 +79,7 @@ async def test_a_call_goes_on_under_the_weights_that_were_sent(
     engine: RunningEngine, client: EngineClient
 ) -> None:
     call = asyncio.create_task(
-        client.generate(input_ids=PROMPT, sampling_params=LONG, rid="spans-1")
+        client.generate(input_ids=PROMPT, sampling_params=engine.long_sampling(), rid="spans-1")
     )
     async with asyncio.timeout(DEADLINE_S):
         while (await client.loads())["num_running_reqs"] < 1:
@@ -94,7 +91,7 @@ async def test_a_call_goes_on_under_the_weights_that_were_sent(
     await client.resume()
     answer = await asyncio.wait_for(call, DEADLINE_S)
     assert [span.version for span in answer.spans] == ["w0", "w1"]
-    assert answer.spans[1].end == 1900
+    assert answer.spans[1].end == engine.long_tokens
 
 
 async def test_what_an_engine_serves_is_confirmed_by_the_checksum_of_a_checkpoint(

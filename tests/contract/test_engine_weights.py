@@ -10,10 +10,8 @@ import httpx
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, Generation
-from gyre.testkit.engine_server import RunningEngine, engine
+from gyre.testkit.engine_server import RunningEngine
 from gyre.testkit.engine_use import serve_weights
-
-__all__ = ["engine"]
 
 PROMPT = list(range(30, 60))
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
@@ -36,8 +34,10 @@ async def greedy(client: EngineClient, rid: str) -> tuple[int, ...]:
     return answer.output_ids
 
 
-def start(client: EngineClient, rid: str) -> asyncio.Task[Generation]:
-    return asyncio.create_task(client.generate(input_ids=PROMPT, sampling_params=LONG, rid=rid))
+def start(
+    client: EngineClient, rid: str, params: dict[str, object] = LONG
+) -> asyncio.Task[Generation]:
+    return asyncio.create_task(client.generate(input_ids=PROMPT, sampling_params=params, rid=rid))
 
 
 async def until_running(client: EngineClient) -> None:
@@ -69,7 +69,7 @@ async def test_an_update_drops_cached_prefixes(engine: RunningEngine, client: En
 async def test_an_engine_held_after_what_runs_ends_on_the_old_weights_and_begins_on_the_new(
     engine: RunningEngine, client: EngineClient
 ) -> None:
-    call = start(client, "hold-1")
+    call = start(client, "hold-1", engine.long_sampling())
     await until_running(client)
     holding = asyncio.create_task(client.pause_after_running(DEADLINE_S))
     answer = await asyncio.wait_for(call, DEADLINE_S)
@@ -78,7 +78,7 @@ async def test_an_engine_held_after_what_runs_ends_on_the_old_weights_and_begins
     await client.update_weights_from_disk(str(engine.models[1]), weight_version="w1")
     assert not late.done()
     await client.resume()
-    assert (len(answer.output_ids), answer.finish_type) == (1900, "length")
+    assert (len(answer.output_ids), answer.finish_type) == (engine.long_tokens, "length")
     assert [span.version for span in answer.spans] == ["w0"]
     assert await asyncio.wait_for(late, DEADLINE_S) == await greedy(client, "hold-3")
     assert await client.weight_version() == "w1"
@@ -124,7 +124,7 @@ async def test_an_update_that_aborts_all_ends_them_first(
 async def test_a_paused_update_applies_at_once_and_makes_two_spans(
     engine: RunningEngine, client: EngineClient, mode: Any, flush: bool
 ) -> None:
-    call = start(client, f"span-{mode}")
+    call = start(client, f"span-{mode}", engine.long_sampling())
     await until_running(client)
     await client.pause(mode)
     await client.update_weights_from_disk(
@@ -135,7 +135,7 @@ async def test_a_paused_update_applies_at_once_and_makes_two_spans(
     answer = await asyncio.wait_for(call, DEADLINE_S)
     first, second = answer.spans
     assert (first.version, first.start, second.version) == ("w0", 0, "w1")
-    assert (second.start, second.end) == (first.end, 1900)
+    assert (second.start, second.end) == (first.end, engine.long_tokens)
     assert answer.weight_version == "w1"
     assert answer.num_retractions == (mode == "retract")
 
@@ -206,13 +206,13 @@ async def test_a_busy_engine_is_never_asked_to_release_memory(client: EngineClie
 
 
 async def test_what_waits_behind_a_pause_lets_the_memory_go_and_runs_afterwards(
-    client: EngineClient,
+    engine: RunningEngine, client: EngineClient
 ) -> None:
-    call = start(client, "behind-1")
+    call = start(client, "behind-1", engine.long_sampling())
     await until_running(client)
     await client.pause("retract")
     await client.release_memory()
     await client.resume_memory()
     await client.resume()
     answer = await asyncio.wait_for(call, DEADLINE_S)
-    assert (len(answer.output_ids), answer.finish_type) == (1900, "length")
+    assert (len(answer.output_ids), answer.finish_type) == (engine.long_tokens, "length")

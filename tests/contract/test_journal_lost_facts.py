@@ -18,7 +18,7 @@ from gyre.contracts.codec import NewerEvent, encode
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallUndelivered
 from gyre.contracts.events.lost import FactLost
-from gyre.contracts.events.scheduling import CancelRequested
+from gyre.contracts.events.requests import CancelRequested
 
 SCHED = "facts.j.sched"
 

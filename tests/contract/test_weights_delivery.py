@@ -12,22 +12,19 @@ from pathlib import Path
 import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, Generation, WeightsDiffer
-from gyre.cell_agent.engine.local.weights import checksum, read_checkpoint
+from gyre.cell_agent.engine.local.weights import read_checkpoint
 from gyre.cell_agent.weights.courier import Courier, WeightsNotHad
 from gyre.cell_agent.weights.delivery import InFlight, ServedWeights, load_while_serving
+from gyre.cell_agent.weights.payload import checksum
 from gyre.core.cell.state import Exposure
-from gyre.testkit.engine_server import RunningEngine, engine
+from gyre.testkit.engine_server import RunningEngine
 from gyre.testkit.engine_use import serve_weights
 from gyre.testkit.weight_relay import relaying
-
-__all__ = ["engine"]
 
 JOB, SECRET = "j", "of the stack"
 NEW = (1, 2)
 PROMPT = list(range(30, 60))
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
-# Of a call that is still under way when the order comes; SGLang is slower here.
-NUM_LONG = {"local": 1500, "sglang": 300}
 DEADLINE_S = 60.0
 
 
@@ -82,9 +79,8 @@ async def running(
     engine: RunningEngine, client: EngineClient, rid: str
 ) -> asyncio.Task[Generation]:
     """A long call that has sampled something."""
-    number = NUM_LONG[engine.kind]
-    sampling = {"temperature": 1.0, "max_new_tokens": number, "ignore_eos": True}
-    call = asyncio.create_task(client.generate(input_ids=PROMPT, sampling_params=sampling, rid=rid))
+    asked = client.generate(input_ids=PROMPT, sampling_params=engine.long_sampling(), rid=rid)
+    call = asyncio.create_task(asked)
     async with asyncio.timeout(DEADLINE_S):
         while (await client.loads())["num_active_tokens"] <= len(PROMPT):
             await asyncio.sleep(0.01)
@@ -105,7 +101,7 @@ async def test_calls_that_run_end_whole_as_the_job_says(
     )
     late = await greedy(client, f"late-{in_flight}")
     answer = await asyncio.wait_for(call, DEADLINE_S)
-    assert (len(answer.output_ids), answer.finish_type) == (NUM_LONG[engine.kind], "length")
+    assert (len(answer.output_ids), answer.finish_type) == (engine.long_tokens, "length")
     assert versions(answer) == (["1.1"] if in_flight == "hold" else ["1.1", "1.2"])
     assert (num_retracted > len(PROMPT)) == (in_flight == "retract")
     assert versions(late) == ["1.2"]

@@ -19,8 +19,6 @@ from gyre.testkit.real_cells import RealCells
 from gyre.testkit.weight_relay import relaying
 
 pytestmark = pytest.mark.timeout(240)
-# Each test starts all processes of a job anew, a dozen seconds of two cores.
-in_full = pytest.mark.slow
 
 # Sums of other orders: floats of 32 bits, some steps of Adam.
 TOLERANCE = 1e-5
@@ -89,7 +87,6 @@ def test_the_core_killed_between_its_update_and_the_broadcast(
     holds(life, undisturbed)
 
 
-@in_full
 def test_an_engine_killed_while_it_loads_what_is_published(
     tmp_path: Path, undisturbed: Life
 ) -> None:
@@ -108,7 +105,6 @@ def test_an_engine_killed_while_it_loads_what_is_published(
     holds(life, undisturbed)
 
 
-@in_full
 def test_corrupt_bytes_in_a_weight_transfer(
     tmp_path: Path, undisturbed: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +170,6 @@ def limit_files(pid: int, num_bytes: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, hard))
 
 
-@in_full
 def test_a_rank_of_a_cell_of_two(tmp_path: Path, undisturbed: Life) -> None:
     """It takes its cell's trainer with it, and costs what a trainer costs."""
     life = run(tmp_path, "trainer_1.mid_accumulation:2", layout={"tensor": 2})

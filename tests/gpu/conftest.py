@@ -50,10 +50,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         make_tiny_model(
             root / f"m{seed}",
             seed=seed,
-            hidden_size=256,
-            num_layers=4,
+            hidden_size=1024,
+            num_layers=8,
             head_dim=64,
-            intermediate_size=512,
+            intermediate_size=2048,
             max_position_embeddings=4096,
         )
         for seed in (0, 1)

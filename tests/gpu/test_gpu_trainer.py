@@ -1,4 +1,4 @@
-"""What the trainer has for a GPU: attention's compiled kernels, pinned parking, sums over NCCL."""
+"""Parts of the trainer on a GPU: attention's compiled kernels, pinned parking, NCCL beside gloo."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from gyre.cell_agent.trainer.device import PinnedParking, memory_in_use
+from gyre.cell_agent.trainer.device import memory_in_use
 from gyre.cell_agent.trainer.model.attention import TreeAttention
 from gyre.cell_agent.trainer.model.flex_attention import FlexTreeAttention
 from gyre.cell_agent.trainer.model.prefix_tree import build_prefix_tree
+from gyre.cell_agent.trainer.parking import PinnedParking
 from gyre.testkit.training_trees import TreeShape, random_block
 
 HEADS, GROUPS, HEAD_SIZE = 8, 2, 64

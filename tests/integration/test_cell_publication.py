@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gyre.cell_agent.engine.local.weights import checksum, read_checkpoint
+from gyre.cell_agent.engine.local.weights import read_checkpoint
 from gyre.cell_agent.performer import Performer
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.stepping import publishing
+from gyre.cell_agent.weights.payload import checksum
 from gyre.contracts.events.cells import WeightsExposed, WeightsLoaded
-from gyre.core.cell import CellState, duties
+from gyre.core.cell import CellState, duties, orders
 from gyre.core.cell.state import Checkpoint, Exposure
 from gyre.testkit.specs import job_spec
 from gyre.testkit.tiny_model import make_tiny_model
@@ -73,7 +74,7 @@ async def satellite(
     model = make_tiny_model(root / "model", seed=0)
     made, its_state = performer(root, 1), state(1, model, checkpoint)
     start = duties.next_duty(its_state, made.held)
-    assert start == duties.StartEngine(path=None, version=duties.BEFORE_ALL)
+    assert start == orders.StartEngine(path=None, version=orders.BEFORE_ALL)
     await made.perform(start, its_state)
     yield made, its_state
     await made.processes.stop()
@@ -89,7 +90,7 @@ async def core(tmp_path: Path, checkpoint: Checkpoint) -> AsyncIterator[Performe
 async def offered(core: Performer, checkpoint: Checkpoint) -> Exposure:
     its_state = state(0, Path(checkpoint.path), checkpoint)
     duty = duties.next_duty(its_state, core.held)
-    assert duty == duties.OfferCheckpoint(checkpoint=checkpoint)
+    assert duty == orders.OfferCheckpoint(checkpoint=checkpoint)
     (report,) = await core.perform(duty, its_state)
     body = report.body
     assert isinstance(body, WeightsExposed)
@@ -105,7 +106,7 @@ async def test_an_engine_is_sent_the_checkpoint_before_it_is_said_to_serve(
     assert duties.next_duty(its_state, made.held) is None
     its_state.offered = await offered(core, checkpoint)
     duty = duties.next_duty(its_state, made.held)
-    assert duty == duties.LoadWeights(checkpoint=checkpoint)
+    assert duty == orders.LoadWeights(checkpoint=checkpoint)
     (report,) = await made.perform(duty, its_state)
     body = report.body
     assert isinstance(body, WeightsLoaded)
@@ -114,7 +115,7 @@ async def test_an_engine_is_sent_the_checkpoint_before_it_is_said_to_serve(
     assert body.seconds > 0
     engine = made.processes.live_engine.client
     assert (await engine.weight_version(), await engine.checksum()) == ("1.2", checkpoint.checksum)
-    assert duties.next_duty(its_state, made.held) == duties.ReportRollout(version=VERSION)
+    assert duties.next_duty(its_state, made.held) == orders.ReportRollout(version=VERSION)
 
 
 async def test_an_engine_that_misses_a_publication_serves_on_under_the_old_name(
@@ -129,7 +130,7 @@ async def test_an_engine_that_misses_a_publication_serves_on_under_the_old_name(
     its_state.checkpoint = newer
     its_state.offered = replace(await offered(core, checkpoint), version=(1, 4))
     duty = duties.next_duty(its_state, made.held)
-    assert duty == duties.LoadWeights(checkpoint=newer)
+    assert duty == orders.LoadWeights(checkpoint=newer)
     for _ in range(2):
         assert await made.perform(duty, its_state) == []
     engine = made.processes.live_engine.client
@@ -147,5 +148,5 @@ async def test_a_checkpoint_that_is_gone_is_not_offered(
     there = replace(checkpoint, path=str(copy))
     its_state = state(0, copy, there)
     shutil.rmtree(copy)
-    assert await core.perform(duties.OfferCheckpoint(checkpoint=there), its_state) == []
+    assert await core.perform(orders.OfferCheckpoint(checkpoint=there), its_state) == []
     assert core.held.offered is None

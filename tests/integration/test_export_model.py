@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gyre.adapters.microsteps import encode_microstep
-from gyre.cell_agent.engine.local.weights import checksum, read_checkpoint
+from gyre.cell_agent.engine.local.weights import read_checkpoint
 from gyre.cell_agent.trainer.process.client import TrainerProcess
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
+from gyre.cell_agent.weights.payload import checksum
 from gyre.cli import app
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection
 from gyre.core.microstep import MicroStep, Row, TreeBlock
 from gyre.testkit.command_line import Ended, one_line, run_command
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.trainer_calls import stopped
 from gyre.testkit.training import make_executions, make_micro_step
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ async def train(trainer: TrainerProcess, step: MicroStep, version: int, work: Pa
     path = work / f"{version}.step"
     path.write_bytes(encode_microstep(step))
     await trainer.call("begin_batch", CALL_S, batch=step.batch, version=version)
-    await trainer.call("micro_step", CALL_S, path=path)
+    await trainer.call("submit_step", CALL_S, source=path)
     return await trainer.call("finish_batch", CALL_S, members=[0], epoch=0, final=True)
 
 
@@ -110,7 +112,7 @@ async def test_an_exported_model_is_the_trainers_for_transformers_and_for_the_en
     exported = AutoModelForCausalLM.from_pretrained(out)
     answer = await train(trainer, mapped(some_step(2), exported), 2, tmp_path)
     assert answer["statistics"]["max_abs_logprob_diff"] < 1e-4
-    assert await trainer.stop(CALL_S) == 0
+    assert await stopped(trainer, CALL_S) == 0
 
     untrained = AutoModelForCausalLM.from_pretrained(model_path)
     (block, *_) = some_step(2).blocks

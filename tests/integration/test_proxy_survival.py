@@ -35,7 +35,7 @@ from gyre.testkit.proxy_world import (
     local_engine,
     running_proxy,
 )
-from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tiny_model import make_two_tiny_models
 
 EXECUTIONS = [f"job-test-g0000-e{index}" for index in range(8)]
 EXECUTION = EXECUTIONS[0]
@@ -46,7 +46,7 @@ LONG: dict[str, Any] = {"max_new_tokens": 400, "call_timeout_s": 30.0}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("proxy_models")
-    return make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
+    return make_two_tiny_models(root)
 
 
 @pytest.fixture(scope="module")

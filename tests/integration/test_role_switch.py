@@ -22,7 +22,7 @@ from gyre.cell_agent.stepping import publishing
 from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.cell_agent.weights.delivery import ServedWeights
 from gyre.contracts.events.cells import RoleChanged
-from gyre.core.cell import duties
+from gyre.core.cell import orders
 from gyre.core.cell.state import Checkpoint, Exposure
 from gyre.testkit.switching_cell import (
     VERSION,
@@ -73,7 +73,7 @@ async def update(cell: SwitchingCell, version: int, directory: Path) -> None:
     path = directory / f"{batch}.microstep"
     path.write_bytes(encode_microstep(step))
     await cell.call("begin_batch", batch=batch, version=version)
-    await cell.call("micro_step", path=path)
+    await cell.call("submit_step", source=path)
     await cell.call("finish_batch", members=[0], epoch=1, final=True)
 
 
@@ -241,7 +241,7 @@ async def test_an_engine_waits_on_the_way_back_for_a_core_that_is_away(
 ) -> None:
     before = await cell.greedy("k")
     left = await cell.leave()
-    duty = duties.ReturnToRollout(checkpoint=core_away, version=core_away.version)
+    duty = orders.ReturnToRollout(checkpoint=core_away, version=core_away.version)
     for _ in range(2):
         assert await cell.performer.perform(duty, cell.state) == []
     assert cell.engine.released == {"kv_cache", "weights"}
@@ -268,7 +268,7 @@ async def test_an_engine_that_began_on_the_way_back_ends_before_the_trainer_has_
     before = await cell.greedy("o")
     await cell.leave()
     await cell.performer.forget(ProcessLost(process="engine", error="killed by the test"))
-    duty = duties.ReturnToRollout(checkpoint=core_away, version=core_away.version)
+    duty = orders.ReturnToRollout(checkpoint=core_away, version=core_away.version)
     assert await cell.performer.perform(duty, cell.state) == []
     assert cell.performer.processes.engine is None
     assert not (await cell.call("status"))["offloaded"]
@@ -285,12 +285,12 @@ async def test_an_engine_whose_answer_to_a_release_is_late_is_ended_and_not_undo
     # It gives its memory up, and the answer is lost.
     http = cell.engine.http
     http._transport = Answerless(http._transport, "/release_memory_occupation")
-    with pytest.raises(ProcessLost, match="release_engine: not done after 2 s") as lost:
+    with pytest.raises(ProcessLost, match=r"release_engine: not done after 2\.\d s") as lost:
         await cell.leave()
     assert lost.value.process == "engine"
     assert (await cell.call("status"))["offloaded"]
     await cell.performer.forget(lost.value)
-    await cell.performer.perform(duties.StartEngine(path=None, version=VERSION), cell.state)
+    await cell.performer.perform(orders.StartEngine(path=None, version=VERSION), cell.state)
     assert await cell.greedy("r") == before
 
 

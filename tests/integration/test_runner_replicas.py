@@ -31,9 +31,9 @@ from gyre.contracts.events.scheduling import Dispatched, GroupPlan, JobSubmitted
 from gyre.runner.relay import preference
 from gyre.testkit.execution_world import until, until_written
 from gyre.testkit.log_audit import RunLog, read_run
-from gyre.testkit.nats_server import NatsServer
+from gyre.testkit.nats_server import NatsServer, free_port
 from gyre.testkit.patient_engine import PatientEngine, patient_engine
-from gyre.testkit.proxy_world import JOB, SECRET, Facts, end_process, free_port
+from gyre.testkit.proxy_world import JOB, SECRET, Facts, end_process
 from gyre.testkit.specs import job_spec
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.tree_paths import target_leaves

@@ -10,6 +10,7 @@ import pytest
 
 from gyre.adapters.eventlog.base import Stream
 from gyre.contracts import subjects
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import JobState, evolve
 from gyre.scheduler.views import job_view
@@ -129,13 +130,13 @@ def test_pause_resume_and_drain_may_be_asked_again_and_show_in_the_job(tmp_path:
             assert answer.status_code == 200
             shown = answer.json()
             assert (shown["paused"], shown["draining"]) == (paused, draining)
-        assert len(await service.facts(sched.PauseRequested)) == 2
-        assert len(await service.facts(sched.ResumeRequested)) == 2
+        assert len(await service.facts(request_events.PauseRequested)) == 2
+        assert len(await service.facts(request_events.ResumeRequested)) == 2
         answers = await asyncio.gather(
             *(service.http.post(f"/v1/jobs/{job}/drain") for _ in range(3))
         )
         assert [answer.status_code for answer in answers] == [200, 200, 200]
-        assert len(await service.facts(sched.DrainRequested)) == 1
+        assert len(await service.facts(request_events.DrainRequested)) == 1
         await service.until(lambda loop: loop.state.jobs[job].finished)
         shown = (await service.http.get(f"/v1/jobs/{job}")).json()
         assert (shown["status"], shown["reason"]) == ("succeeded", "drained after step 0")

@@ -24,6 +24,7 @@ from gyre.cell_agent.heartbeat import beat
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.testkit.nats_server import NatsServer, free_port
 from gyre.testkit.scheduler_world import Cells, sound_job
@@ -162,7 +163,7 @@ async def test_a_cell_is_asked_back_and_leaves_and_the_last_one_does_not(cluster
     assert (await cluster.http.post(f"{path}/7/release")).status_code == 404
     assert (await cluster.http.post("/v1/jobs/none/cells/0/release")).status_code == 404
     assert (await cluster.http.post(f"{path}/x/release")).status_code == 422
-    assert len(await cluster.all(job, sched.ReleaseRequested)) == 2
+    assert len(await cluster.all(job, request_events.ReleaseRequested)) == 2
     assert await cluster.all(job, sched.CellJoined) == []
 
 

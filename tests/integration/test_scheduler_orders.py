@@ -8,6 +8,7 @@ from pathlib import Path
 from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.testkit.facts import terminated
 from gyre.testkit.scheduler_service import Service, scenario
@@ -57,7 +58,7 @@ def test_a_cancelled_job_ends_when_nothing_of_it_runs(tmp_path: Path) -> None:
         await service.until(lambda loop: loop.state.jobs[job].status == "cancelled")
         again = await service.http.post(f"/v1/jobs/{job}/cancel")
         assert again.json()["status"] == "cancelled"
-        assert len(await service.facts(sched.CancelRequested)) == 1
+        assert len(await service.facts(request_events.CancelRequested)) == 1
 
     scenario(body)
 

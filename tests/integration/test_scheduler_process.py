@@ -241,13 +241,14 @@ async def test_a_restart_reads_the_log_from_its_snapshot_on_or_all_of_it_when_no
             (loaded,) = scheduler.logged("snapshot_loaded")
             assert loaded["sequence"] >= written
             assert scheduler.logged("caught_up")[0]["num_facts"] == head - loaded["sequence"]
-        for path in (tmp_path / "snapshots" / "scheduler").iterdir():
+        snapshots = list((tmp_path / "snapshots" / "scheduler").glob("*.snapshot"))
+        for path in snapshots:
             path.unlink()
             path.write_bytes(b"{}")
         with scheduler.running():
             await scheduler.serves()
             await _shown_is_the_replayed_state(scheduler, journal, job)
-            assert len(scheduler.logged("snapshot_refused")) == 2
+            assert len(scheduler.logged("snapshot_refused")) == len(snapshots) > 0
             assert scheduler.logged("caught_up")[0]["num_facts"] == head
     finally:
         await scheduler.http.aclose()

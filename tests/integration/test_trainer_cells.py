@@ -39,9 +39,7 @@ async def cells(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cells
 @pytest_asyncio.fixture(loop_scope="module")
 async def fresh(cells: Cells) -> Cells:
     """The same trainers, back at the model's own weights."""
-    for trainer in cells.trainers:
-        await trainer.call("drop_accumulation", CALL_S)
-        await cells.load(trainer)
+    await cells.renew()
     return cells
 
 
@@ -77,6 +75,8 @@ async def test_the_gradient_is_the_plain_runs_however_micro_steps_are_claimed(
     assert core["statistics"]["loss"] == pytest.approx(plain.loss, rel=1e-5)
     assert core["num_micro_steps"] == len(steps)
     assert core["statistics"]["num_targets"] == sum(step.num_targets for step in steps)
+    # Each had a part in it.
+    assert {one["micro_step"] for one in core["executions"] if one["kept"]} == set(range(5))
     sums = [await member.call("checksum", CALL_S) for member in members]
     assert len({tuple(value.items()) for value in sums}) == 1
     assert sums[0]["version"] == 4

@@ -124,15 +124,15 @@ async def test_a_micro_step_that_takes_far_longer_than_others_has_taken_ends_the
     pace = Pace(floor_s=0.4, factor=3.0)
     async with running(pace=pace) as group:
         # The first has nothing to be compared with; what waits for other cells never is.
-        await group.call("micro_step", CALL_S, seconds={"0": 0.3})
+        await group.call("flush_steps", CALL_S, seconds={"0": 0.3})
         await group.call("finish_batch", CALL_S, seconds={"0": 1.5})
-        with pytest.raises(TrainerTimeout, match="rank 1: micro_step: no answer within"):
-            await group.call("micro_step", CALL_S, seconds={"1": 60.0})
+        with pytest.raises(TrainerTimeout, match="rank 1: flush_steps: no answer within"):
+            await group.call("flush_steps", CALL_S, seconds={"1": 60.0})
         await group.wait()
     # The same one has more time in the next life, should it have been slow and not hung: more than
     # its caller would give one of which nothing was known.
     async with running(pace=pace) as group:
-        await group.call("micro_step", 0.5, seconds={"1": 1.5})
+        await group.call("flush_steps", 0.5, seconds={"1": 1.5})
 
 
 async def test_a_question_to_a_busy_rank_is_given_up_and_ends_nobody() -> None:
@@ -146,6 +146,22 @@ async def test_a_question_to_a_busy_rank_is_given_up_and_ends_nobody() -> None:
         assert (await group.call("work", CALL_S))["log"][-2:] == ["memory", "work"]
         assert not any(gone(pid) for pid in group.pids)
         assert group.pids_here == group.pids
+
+
+async def test_what_ranks_cannot_start_for_is_the_groups_refusal() -> None:
+    group = TrainerGroup([light_rank(rank, can_start=False) for rank in range(2)])
+    with pytest.raises(TrainerRefused, match=r"^bad_model: rank 0 has no model$"):
+        await group.start(CALL_S)
+    assert await group.wait() == 2
+    assert all(gone(pid) for pid in group.pids)
+
+
+async def test_one_rank_that_cannot_start_ends_the_others_and_is_named() -> None:
+    group = TrainerGroup([light_rank(0), light_rank(1, can_start=False)], refusal_s=0.5)
+    with pytest.raises(TrainerGone, match="rank 1: bad_model: rank 1 has no model"):
+        await group.start(CALL_S)
+    await group.wait()
+    assert all(gone(pid) for pid in group.pids)
 
 
 async def test_a_rank_that_does_not_start_is_a_group_that_does_not() -> None:

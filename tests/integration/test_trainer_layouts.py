@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.cell_agent.trainer.model.weights_io import checksum, read_weights
+from gyre.cell_agent.trainer.model.weights_io import read_weights
+from gyre.cell_agent.weights.payload import checksum
 from gyre.contracts.training_job import LayoutSection
 from gyre.testkit.layout_runs import (
     OPTIMIZER,
@@ -33,21 +34,35 @@ LAYOUTS = {
     "context": LayoutSection(context=2),
     "pipeline": LayoutSection(pipeline=2),
     "data": LayoutSection(data=2),
+    "expert_tensor": LayoutSection(tensor=2, sequence_parallel=True, expert=2),
+    "expert_context": LayoutSection(context=2, expert=2),
+    "expert_data": LayoutSection(data=2, expert=2),
 }
-# Parts of parameters, other layers, and shares of the masters and moments of all of them.
-CHECKPOINTED = {"tensor": "float32", "pipeline": "float32", "data": "bfloat16"}
+# Parts of parameters, other layers, shares of the masters and moments of all of them, and such
+# shares beside parameters of one's own.
+CHECKPOINTED = {
+    "tensor": "float32",
+    "pipeline": "float32",
+    "data": "bfloat16",
+    "expert_data": "bfloat16",
+}
 STEPS = steps_of_batch()
 # Where embeddings and experts are shared out in a way of their own. Megatron shares experts out
 # over tensor ranks only with sequence parallelism.
 MODELS_OF = {
-    "tensor": ("tied", "untied"),
+    "tensor": ("tied", "untied", "llama"),
     "sequence": ("tied", "experts"),
     "context": ("tied",),
-    "pipeline": ("tied", "untied", "experts"),
+    "pipeline": ("tied", "untied", "experts", "llama"),
     "data": ("tied", "experts"),
+    "expert_tensor": ("experts",),
+    "expert_context": ("experts",),
+    "expert_data": ("experts",),
 }
+# Those of a layout whose precision or checkpoints are looked at.
+MODEL_OF = {layout: models[0] for layout, models in MODELS_OF.items()}
 # The share of an expert is a softmax that Megatron works out in float32.
-LIMITS = {"tied": 1e-10, "untied": 1e-10, "experts": 1e-6}
+LIMITS = {"tied": 1e-10, "untied": 1e-10, "llama": 1e-10, "experts": 1e-6}
 Key = tuple[str, str, str]
 """Layout; model; precision, or an option of the model's."""
 
@@ -59,6 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tied": make_tiny_model(work / "tied"),
         "untied": make_tiny_model(work / "untied", tie_word_embeddings=False),
         "experts": make_tiny_model(work / "experts", num_experts=4),
+        "llama": make_tiny_model(work / "llama", llama=True),
     }
 
 
@@ -74,11 +90,11 @@ def results(
     asked: dict[Key, dict[str, Any]] = {}
     for layout in LAYOUTS:
         asked |= {(layout, model, "float64"): {} for model in MODELS_OF[layout]}
-        asked[layout, "tied", "float32"] = {"dtype": "float32"}
+        asked[layout, MODEL_OF[layout], "float32"] = {"dtype": "float32"}
     asked["data", "tied", "divided"] = {"options": {"calculate_per_token_loss": False}}
     asked["sequence", "tied", "recomputed"] = {"options": {"recompute": True}}
     for layout, dtype in CHECKPOINTED.items():
-        asked[layout, "tied", "checkpoint"] = {"dtype": dtype, "checkpoint": True}
+        asked[layout, MODEL_OF[layout], "checkpoint"] = {"dtype": dtype, "checkpoint": True}
     runs = [
         LayoutRun(layout=LAYOUTS[layout], model=models[model], **options)
         for (layout, model, _), options in asked.items()
@@ -104,7 +120,8 @@ def test_gradients_in_double_precision_are_those_of_one_process(
 def test_gradients_in_single_precision_are_those_of_one_process(
     results: Mapping[Key, LayoutResult], plain: Mapping[str, PlainBatch], layout: str
 ) -> None:
-    assert worst_difference(results[layout, "tied", "float32"], plain["tied"]) <= 1e-5
+    model = MODEL_OF[layout]
+    assert worst_difference(results[layout, model, "float32"], plain[model]) <= 1e-5
 
 
 @each_model
@@ -112,10 +129,7 @@ def test_every_rank_says_the_same_of_every_micro_step(
     results: Mapping[Key, LayoutResult], plain: Mapping[str, PlainBatch], layout: str, model: str
 ) -> None:
     """And the losses add up to the batch's."""
-    one, other = (
-        [{**answer, "seconds": 0} for answer in told["micro_steps"]]
-        for told in results[layout, model, "float64"].told
-    )
+    one, other = (told["micro_steps"] for told in results[layout, model, "float64"].told)
     assert one == other
     # What is masked would leave its gradient untested.
     assert all(answer["clip_fraction"] < 1 for answer in one)
@@ -169,12 +183,32 @@ def test_ranks_that_hold_the_same_parameters_share_their_updates(
             assert one == other
 
 
+@pytest.mark.parametrize("layout", ["expert_tensor", "expert_context", "expert_data"])
+def test_each_rank_has_and_updates_experts_of_its_own(
+    results: Mapping[Key, LayoutResult], models: Mapping[str, Path], layout: str
+) -> None:
+    """Whole ones, beside its share of what all ranks hold, unless tensor ranks cut that."""
+    whole = read_weights(models["experts"])
+    in_experts = sum(value.numel() for name, value in whole.items() if ".experts." in name)
+    rest = sum(value.numel() for value in whole.values()) - in_experts
+    told = results[layout, "experts", "float64"].told
+    one, other = ({name for name in rank["updated"] if ".experts." not in name} for rank in told)
+    shared = LAYOUTS[layout].tensor == 1
+    assert one.isdisjoint(other) if shared else one == other
+    for rank in told:
+        # Two layers' experts, numbered from this rank's first, each of two matrices.
+        assert sum(".experts." in name for name in rank["updated"]) == 2 * 2 * 2
+        held = rank["num_parameters"] - in_experts / 2
+        assert held == rest if shared else rest / 2 < held < 0.6 * rest
+
+
 @pytest.mark.parametrize("layout", list(CHECKPOINTED))
 def test_ranks_save_one_checkpoint_and_go_on_from_it_to_the_bit(
     results: Mapping[Key, LayoutResult], layout: str
 ) -> None:
     """And when one of them cannot write its part, all refuse alike and nothing of it is left."""
-    one, other = (told["checkpoint"] for told in results[layout, "tied", "checkpoint"].told)
+    told = results[layout, MODEL_OF[layout], "checkpoint"].told
+    one, other = (rank["checkpoint"] for rank in told)
     assert one["refused"] == other["refused"] == ["no_space", "no_space"]
     assert one["left"] == ["earlier"]
     assert one["state"] == [".metadata", "__0_0.distcp", "__1_0.distcp"]

@@ -1,5 +1,5 @@
-"""Cells of two tensor-parallel ranks: a batch's gradient is the plain run's, also after a rank of
-one of them was killed or stopped in its middle."""
+"""Cells of two ranks, which are tensor-parallel and share out experts: a batch's gradient is the
+plain run's, also after a rank of one of them was killed or stopped in its middle."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
 from gyre.testkit.plain_batch import largest_difference, plain_run
 from gyre.testkit.trainer_cells import CALL_S, Cells, batch_of_steps, running
+from gyre.testkit.weight_relay import relaying
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 SILENCE_S = 8.0
+# Of a busy machine, for what is noticed after a silence.
+MARGIN_S = 15.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cells(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cells]:
     work = tmp_path_factory.mktemp("ranks")
-    layout = LayoutSection(tensor=2)
+    layout = LayoutSection(tensor=2, sequence_parallel=True, expert=2)
     async with running(
-        work, dtype="float32", num_cells=2, layout=layout, silence_s=SILENCE_S
+        work, dtype="float32", num_cells=2, layout=layout, silence_s=SILENCE_S, num_experts=4
     ) as started:
         yield started
 
 
 async def opened(cells: Cells) -> None:
     """A new world, and the batch begun in it on the model's own weights."""
-    for trainer in cells.trainers:
-        await trainer.call("drop_accumulation", CALL_S)
-        await cells.load(trainer)
+    await cells.renew()
     await cells.form(cells.trainers)
     await cells.begin(cells.trainers)
 
@@ -64,6 +65,21 @@ async def test_two_cells_of_two_ranks_train_a_batch(cells: Cells) -> None:
     await trained(cells, batch_of_steps())
 
 
+async def test_a_cell_of_two_ranks_pulls_the_cores_weights_once(cells: Cells) -> None:
+    core, satellite = cells.trainers
+    await cells.load(core)
+    served = await core.call("serve_weights", CALL_S)
+    with relaying((served["host"], served["port"])) as relay:
+        host, port = relay.address
+        pulled = await satellite.call(
+            "pull_weights", CALL_S, host=host, port=port, version=3, lineage=0
+        )
+    assert len(relay.said) == 1
+    assert pulled["checksum"] == served["checksum"]
+    sums = [await trainer.call("checksum", CALL_S) for trainer in cells.trainers]
+    assert sums[0] == sums[1]
+
+
 @pytest.mark.parametrize(
     ("how", "victim"),
     [
@@ -80,8 +96,10 @@ async def test_a_rank_that_is_lost_costs_its_cells_accumulation_and_no_more(
     await cells.train(core, steps[:2])
     await cells.train(satellite, steps[2:3])
     os.kill(satellite.pids[victim], how)
-    with pytest.raises(TrainerGone, match=f"rank {victim}: "):
-        await cells.train(satellite, steps[3:4])
+    # The other rank waits for it in a collective, whose own time-out is ten minutes.
+    async with asyncio.timeout(SILENCE_S + MARGIN_S):
+        with pytest.raises(TrainerGone, match=f"rank {victim}: "):
+            await cells.train(satellite, steps[3:4])
     assert await satellite.wait() == -signal.SIGKILL
     assert satellite.how_it_ended.startswith(f"rank {victim}: ")
     # All ranks of the survivor leave the world alike: it lives, and takes commands.

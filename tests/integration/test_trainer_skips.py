@@ -29,9 +29,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cel
 async def pair(started: Cells) -> Cells:
     """Both at the model's own weights as version 3, in one world, without a bound."""
     await started.configure()
-    for trainer in started.trainers:
-        await trainer.call("drop_accumulation", CALL_S)
-        await started.load(trainer)
+    await started.renew()
     await started.form(started.trainers)
     return started
 

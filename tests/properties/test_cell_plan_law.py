@@ -152,6 +152,16 @@ def test_ranks_are_spread_over_a_cells_nodes_in_order_and_tensor_groups_whole(
         assert limit is None or homes.count(node) <= limit
 
 
+@given(inventories(), layouts)
+def test_agents_that_know_their_share_spread_the_ranks_as_planned(
+    inventory: Inventory, layout: LayoutSection
+) -> None:
+    for cell in planned(inventory, layout).cells:
+        homes = spread_ranks(layout, [len(share.ranks) for share in cell.shares])
+        planned_homes = {rank: share.agent for share in cell.shares for rank in share.ranks}
+        assert dict(enumerate(homes)) == planned_homes
+
+
 @given(layouts, st.integers(1, 4))
 def test_without_limits_no_node_has_more_than_one_group_above_another(
     layout: LayoutSection, num_nodes: int

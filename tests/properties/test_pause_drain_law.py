@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling import JobState, evolve, next_decision, next_wake
 from gyre.testkit.scheduling_strategies import SCHEDULES
@@ -25,10 +26,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "colocate": {"policy": "colocate", "pool_count": 2, "pool_capacity": 9},
 }
 HELDOUT = ("h0", "h1", "h2")
-PAUSE = sched.PauseRequested(reason="p")
-RESUME = sched.ResumeRequested()
-DRAIN = sched.DrainRequested(reason="d")
-CANCEL = sched.CancelRequested(reason="c")
+PAUSE = request_events.PauseRequested(reason="p")
+RESUME = request_events.ResumeRequested()
+DRAIN = request_events.DrainRequested(reason="d")
+CANCEL = request_events.CancelRequested(reason="c")
 BEGINNINGS = (
     *(sched.StartOrdered, sched.Dispatched, sched.BurstStarted, sched.BatchOpened),
     sched.SupplyTimerStarted,
@@ -97,9 +98,9 @@ def test_a_job_ends_whatever_is_asked_of_it_and_when(
     state = world.run()
     asked = {type(body) for _, _, body in world.log}
     allowed = {"all steps done"}
-    if sched.DrainRequested in asked:
+    if request_events.DrainRequested in asked:
         allowed.add(f"drained after step {state.num_steps_done}")
-    if sched.CancelRequested in asked:
+    if request_events.CancelRequested in asked:
         allowed = {"c"}
     assert state.reason in allowed
     for counters in (state.training, state.heldout):

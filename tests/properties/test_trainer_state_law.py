@@ -1,4 +1,4 @@
-"""Precision and checkpoints of the trainer, in a process of its own: see megatron_checks."""
+"""Precision, devices and checkpoints of the trainer, in a process of its own: megatron_checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gyre.testkit.tiny_model import make_tiny_model
 
 CHECKS = [
     str(Path(__file__).parent / "megatron_checks" / name)
-    for name in ("check_precision.py", "check_checkpoints.py")
+    for name in ("check_precision.py", "check_checkpoints.py", "check_device.py")
 ]
 # A checkpoint of the tiny model takes about 0.8 MB.
 DISK = "size=1300k"
@@ -33,7 +33,7 @@ def own_small_disk(directory: Path) -> list[str]:
     return [*prefix, words + ' && exec "$@"', "sh"] if tried.returncode == 0 else []
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_a_trainer_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     # Made here, where transformers is imported for other tests too.
     model = make_tiny_model(tmp_path / "model", hidden_size=32, head_dim=8, intermediate_size=48)
@@ -56,7 +56,7 @@ def test_a_trainer_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_pa
         ],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=230,
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",

@@ -4,22 +4,20 @@ holds it to SGLang."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gyre.testkit.engine_cases import Record, play
-from gyre.testkit.engine_server import RunningEngine
+from gyre.testkit.engine_cases import Record
+from gyre.testkit.engine_fixtures import SharedEngines
 from gyre.testkit.sglang_goldens import golden_names, unlike_the_golden
 
 GOLDENS = Path(__file__).parents[1] / "contract" / "goldens" / "sglang"
 
 
 @pytest.fixture(scope="module")
-def records(server: Callable[[int], RunningEngine]) -> dict[str, Record]:
-    running = server(0)
-    return asyncio.run(play(running.url, running.models))
+def records(shared_engines: SharedEngines) -> dict[str, Record]:
+    return asyncio.run(shared_engines.play("sglang"))
 
 
 @pytest.mark.parametrize("name", golden_names(GOLDENS))

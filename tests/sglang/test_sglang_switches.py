@@ -17,7 +17,7 @@ from gyre.cell_agent import engine_turn
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.phases import now
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
-from gyre.testkit.engine_server import RunningEngine
+from gyre.testkit.engine_fixtures import SharedEngines
 from gyre.testkit.engine_use import serve_weights
 from gyre.testkit.proxy_world import Client, local_engine
 from gyre.testkit.sglang_reference import TOLERANCE, Reference, furthest
@@ -218,10 +218,10 @@ async def knock(url: str) -> None:
 async def test_a_killed_server_loses_no_token_that_it_sent(
     world: SglangWorld,
     first: EngineClient,
-    server: Callable[[int], RunningEngine],
+    shared_engines: SharedEngines,
     references: tuple[Reference, Reference],
 ) -> None:
-    doomed = server(1)
+    doomed = shared_engines.alive("sglang", 1)
 
     async def kill(execution: str) -> None:
         doomed.kill()

@@ -25,7 +25,7 @@ from gyre.contracts.codec import make_envelope
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import calls as call_events
 from gyre.contracts.events import cells as cell_events
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import requests as request_events
 
 
 def _fact(sequence: int, body: Body, job: str = "j") -> Fact:
@@ -36,7 +36,7 @@ def _fact(sequence: int, body: Body, job: str = "j") -> Fact:
 
 
 FACTS = [
-    _fact(3, sched.CancelRequested(reason="because")),
+    _fact(3, request_events.CancelRequested(reason="because")),
     _fact(7, cell_events.EngineLost(cell=1, error='a "quoted" word, ünïcode')),
 ]
 CALLS = [_fact(5, call_events.CallsSealed(execution="e", num_calls=2, last_seq=4))]

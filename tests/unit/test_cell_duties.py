@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from gyre.contracts import subjects
-from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events
-from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
-from gyre.core.scheduling import JobState, evolve, next_decision
+from gyre.core.cell import Holdings, orders
 from gyre.testkit.facts import (
     AT_0,
     batch_opened,
@@ -25,40 +22,9 @@ from gyre.testkit.facts import (
     terminated,
     to_training,
 )
-from gyre.testkit.specs import job_spec
+from gyre.testkit.told_job import ToldJob
 
-JOB = "job"
 BATCH = "l1-s0000"
-
-
-class Told:
-    """One log, folded by the scheduler and by three cells."""
-
-    def __init__(self, **spec: Any) -> None:
-        self.sched = JobState(job=JOB)
-        self.cells = [CellState(cell=cell) for cell in range(3)]
-        self.held = [Holdings(engine_version=(1, 0), trainer_version=(1, 0)) for _ in range(3)]
-        self._sequence = 0
-        self.tell(
-            sched.JobSubmitted(spec=job_spec(**spec), train_tasks=("t",), heldout_tasks=()),
-            sched.JobStarted(**AT_0, cells=(0, 1, 2), lineage=1),
-        )
-
-    def tell(self, *bodies: Body, on: str = "") -> Told:
-        for body in bodies:
-            self._sequence += 1
-            evolve(self.sched, self._sequence, body)
-            subject = on or subjects.sched(JOB)
-            self.cells = [
-                evolve_cell(cell, self._sequence, JOB, subject, body) for cell in self.cells
-            ]
-        return self
-
-    def duty(self, cell: int) -> duties.Duty | None:
-        return next_duty(self.cells[cell], self.held[cell])
-
-    def decision(self) -> Body | None:
-        return next_decision(self.sched, 0.0)
 
 
 def _joined(cell: int) -> cell_events.BatchJoined:
@@ -86,24 +52,10 @@ def _emitted(index: int) -> group_events.MicroStepEmitted:
     )
 
 
-def _in_training(**spec: Any) -> Told:
+def _in_training(**spec: Any) -> ToldJob:
     """Batch open, all three cells in training and in world 1, one micro-step emitted."""
-    told = Told(**spec)
-    for cell in range(3):
-        told.tell(cell_events.TrainerReady(cell=cell, pid=1), role_changed(cell, "rollout"))
-    told.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
-    for cell in range(3):
-        told.tell(cell_events.WorldJoined(cell=cell, epoch=1))
-        told.held[cell].world_epoch = 1
+    told = ToldJob(**spec).in_training(0, 1, 2, num_steps=1)
     told.tell(
-        sched.PhaseStarted(**AT_0, phase="training"),
-        sched.Dispatched(**AT_0, kind="training", groups=(), version=0, lineage=1),
-    )
-    for cell in range(3):
-        told.tell(to_training(cell), role_changed(cell, "training"))
-    told.tell(
-        sched.BurstStarted(**AT_0, burst=0, first_step=0, num_steps=1),
-        sched.BatchOpened(**AT_0, batch=BATCH, step=0, version=0, lineage=1, num_groups=1),
         cell_events.WeightsExposed(cell=0, version=0, lineage=1, host="h", port=1, checksum="c"),
         _emitted(0),
     )
@@ -111,7 +63,7 @@ def _in_training(**spec: Any) -> Told:
     return told
 
 
-def _accumulating(told: Told, *cells: int) -> Told:
+def _accumulating(told: ToldJob, *cells: int) -> ToldJob:
     for cell in cells:
         told.tell(_joined(cell))
         told.held[cell].accumulating = BATCH
@@ -122,9 +74,10 @@ def test_a_window_closed_in_a_fenced_epoch_is_void_for_all() -> None:
     """A second scheduler decided it before it had seen the fence."""
     told = _accumulating(_in_training(), 0, 1)
     told.tell(cell_events.TrainerLost(cell=1, error="e"), _fenced(1, 1), _closed(1, 0, 1))
-    assert told.sched.batch is not None
-    assert told.sched.batch.members is None
-    assert all(cell.batch is not None and cell.batch.members is None for cell in told.cells)
+    assert told.state.batch is not None
+    assert told.state.batch.members is None
+    views = [cell.batch for cell in told.cells[:3]]
+    assert all(view is not None and view.members is None for view in views)
     assert isinstance(told.decision(), sched.WorldFormed)
 
 
@@ -133,8 +86,8 @@ def test_a_cell_that_left_the_batch_claims_nothing_however_late_its_join_comes()
     told.tell(cell_events.TrainerLost(cell=1, error="e"), _fenced(1, 1, dismissed=(2,)))
     told.tell(_joined(2))
     assert told.duty(2) is None
-    assert told.sched.batch is not None
-    assert set(told.sched.batch.joined) == {0}
+    assert told.state.batch is not None
+    assert set(told.state.batch.joined) == {0}
 
 
 def test_a_death_between_a_fences_decision_and_its_event_is_fenced_next() -> None:
@@ -151,13 +104,13 @@ def test_a_death_between_a_fences_decision_and_its_event_is_fenced_next() -> Non
 
 def test_cells_join_a_batch_in_the_order_of_the_world() -> None:
     told = _in_training()
-    assert isinstance(told.duty(0), duties.JoinBatch)
+    assert isinstance(told.duty(0), orders.JoinBatch)
     assert told.duty(1) is None
     _accumulating(told, 0)
     assert told.duty(2) is None
-    assert isinstance(told.duty(1), duties.JoinBatch)
+    assert isinstance(told.duty(1), orders.JoinBatch)
     _accumulating(told, 1)
-    assert isinstance(told.duty(2), duties.JoinBatch)
+    assert isinstance(told.duty(2), orders.JoinBatch)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +125,11 @@ def test_a_cell_takes_none_ahead_that_another_could_have(
     told.tell(*map(_emitted, range(1, 1 + num_left)))
     told.tell(step_events.MicroStepClaimed(batch=BATCH, index=0, cell=0, epoch=1))
     duty = told.duty(0)
-    assert isinstance(duty, duties.TrainMicroStep)
+    assert isinstance(duty, orders.TrainMicroStep)
     assert duty.alone == alone
     told.held[0].trained = {0}
     claim = told.duty(0)
-    assert (claim.index if isinstance(claim, duties.ClaimMicroStep) else None) == (
+    assert (claim.index if isinstance(claim, orders.ClaimMicroStep) else None) == (
         1 if num_left else None
     )
 
@@ -200,11 +153,11 @@ def test_a_member_begins_anew_in_a_new_world_though_the_window_has_closed_again(
         _closed(2, 0, 1),
     )
     told.held[1] = Holdings(engine_version=(1, 0), trainer_version=(1, 0), world_epoch=2)
-    assert isinstance(told.duty(1), duties.JoinBatch)
+    assert isinstance(told.duty(1), orders.JoinBatch)
     told.held[1].accumulating = BATCH
-    assert isinstance(told.duty(1), duties.TrainMicroStep)
+    assert isinstance(told.duty(1), orders.TrainMicroStep)
     told.held[1].trained = {0}
-    assert isinstance(told.duty(1), duties.FinishBatch)
+    assert isinstance(told.duty(1), orders.FinishBatch)
 
 
 def test_a_member_that_has_been_through_the_reduction_waits_for_the_core() -> None:
@@ -231,33 +184,30 @@ def test_a_satellite_goes_back_with_the_bursts_weights_though_the_core_is_steps_
         step_completed(2),
     )
     duty = told.duty(1)
-    assert isinstance(duty, duties.ReturnToRollout)
+    assert isinstance(duty, orders.ReturnToRollout)
     assert duty.version == (1, 1)
 
 
 @pytest.mark.parametrize("cell", [0, 1])
 def test_nobody_connects_to_a_world_that_one_of_its_trainers_has_died_in(cell: int) -> None:
-    told = Told()
-    for each in range(3):
-        told.tell(cell_events.TrainerReady(cell=each, pid=1), role_changed(each, "rollout"))
-    told.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
-    assert isinstance(told.duty(cell), duties.AwaitWorld)
+    told = ToldJob().booted()
+    assert isinstance(told.duty(cell), orders.AwaitWorld)
     for each in range(3):
         told.tell(cell_events.WorldReady(cell=each, epoch=1))
-    assert isinstance(told.duty(cell), duties.FormWorld)
+    assert isinstance(told.duty(cell), orders.FormWorld)
     told.tell(cell_events.TrainerLost(cell=1, error="e"))
     assert told.duty(cell) is None
     told.tell(cell_events.TrainerReady(cell=1, pid=2))
     assert told.duty(cell) is None
     told.tell(sched.WorldFormed(**AT_0, epoch=2, cells=(0, 1, 2)))
-    assert isinstance(told.duty(cell), duties.AwaitWorld)
+    assert isinstance(told.duty(cell), orders.AwaitWorld)
 
 
 def test_weights_of_a_dead_core_are_not_pulled() -> None:
     told = _accumulating(_in_training(), 0)
     told.held[1].trainer_version = (0, 0)
     joining = told.duty(1)
-    assert isinstance(joining, duties.JoinBatch)
+    assert isinstance(joining, orders.JoinBatch)
     assert joining.pull is not None
     told.tell(cell_events.TrainerLost(cell=0, error="e"))
     assert told.cells[1].exposure is None
@@ -268,9 +218,9 @@ def test_a_broken_world_is_said_once() -> None:
     told = _accumulating(_in_training(), 0)
     told.held[0].broken_epoch, told.held[0].world_epoch = 1, 0
     told.held[0].accumulating = None
-    assert told.duty(0) == duties.ReportBroken(epoch=1, explained=False)
+    assert told.duty(0) == orders.ReportBroken(epoch=1, explained=False)
     told.tell(cell_events.TrainerLost(cell=1, error="e"))
-    assert told.duty(0) == duties.ReportBroken(epoch=1, explained=True)
+    assert told.duty(0) == orders.ReportBroken(epoch=1, explained=True)
     told.tell(cell_events.WorldBroken(cell=0, epoch=1, error="e"))
     assert told.duty(0) is None
     fence = told.decision()
@@ -283,15 +233,15 @@ def test_a_broken_world_is_said_once() -> None:
 def test_a_finished_job_is_stopped_once_and_nothing_else_is_done_for_it() -> None:
     told = _in_training()
     told.tell(sched.JobFinished(**AT_0, status="cancelled", reason="r"))
-    assert isinstance(told.duty(0), duties.StopJob)
+    assert isinstance(told.duty(0), orders.StopJob)
     told.held[0] = Holdings()
     told.tell(role_changed(0, "offline"))
     assert told.duty(0) is None
-    assert told.sched.cells[0].role == "offline"
+    assert told.state.cells[0].role == "offline"
 
 
 def test_an_execution_that_ended_before_its_move_holds_no_slot() -> None:
-    told = Told()
+    told = ToldJob()
     plan = sched.GroupPlan(group="g", task="t", executions=("e",))
     order = sched.StartOrder(execution="e", group="g", task="t", cell=0, seed=0)
     told.tell(
@@ -299,10 +249,10 @@ def test_an_execution_that_ended_before_its_move_holds_no_slot() -> None:
         sched.StartOrdered(**AT_0, orders=(order,)),
         sched.ExecutionsCancelled(**AT_0, queued=(), running=("e",), reason="r"),
     )
-    evolve(told.sched, 99, terminated("e", "cancelled"))
+    told.tell(terminated("e", "cancelled"))
     move = sched.Move(execution="e", source=0, destination=2)
     told.tell(to_training(0).model_copy(update={"moves": (move,)}))
-    assert not any(cell.executions for cell in told.sched.cells.values())
+    assert not any(cell.executions for cell in told.state.cells.values())
 
 
 def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
@@ -316,29 +266,29 @@ def test_a_restored_core_holds_the_checkpoint_under_the_new_lineage() -> None:
         cell_events.TrainerLost(cell=0, error="e"),
     )
     told.held[0] = Holdings(engine_version=(1, 0))
-    assert told.duty(0) == duties.StartTrainer(path="/c1", version=(1, 1))
+    assert told.duty(0) == orders.StartTrainer(path="/c1", version=(1, 1))
     told.held[0].trainer_version = (1, 1)
     told.tell(cell_events.TrainerReady(cell=0, pid=2))
     restored = told.decision()
     assert isinstance(restored, sched.Restored)
     assert (restored.lineage, restored.version, restored.checkpoint) == (2, 1, "/c1")
     told.tell(restored)
-    assert told.duty(0) == duties.RestoreCore(path="/c1", version=(2, 1))
+    assert told.duty(0) == orders.RestoreCore(path="/c1", version=(2, 1))
     told.tell(role_changed(1, "rollout"))
     loading = told.duty(1)
-    assert isinstance(loading, duties.LoadWeights)
+    assert isinstance(loading, orders.LoadWeights)
     assert loading.checkpoint.version == (2, 1)
 
 
 def test_an_engine_enters_rollout_with_the_newest_durable_weights() -> None:
-    told = Told()
+    told = ToldJob()
     told.tell(
         cell_events.TrainerReady(cell=1, pid=1),
         saved(3),
     )
-    assert isinstance(told.duty(1), duties.LoadWeights)
+    assert isinstance(told.duty(1), orders.LoadWeights)
     told.held[1].engine_version = (1, 3)
-    assert told.duty(1) == duties.ReportRollout(version=(1, 3))
+    assert told.duty(1) == orders.ReportRollout(version=(1, 3))
 
 
 def test_a_trainer_that_dies_again_and_again_without_a_step_ends_the_job() -> None:

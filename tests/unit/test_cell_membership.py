@@ -6,25 +6,20 @@ from typing import Any
 
 import pytest
 
-from gyre.contracts import subjects
-from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events
-from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
+from gyre.core.cell import Holdings, orders
 from gyre.core.routing import Routes
-from gyre.core.scheduling import next_decision, next_wake
+from gyre.core.scheduling import next_wake
 from gyre.core.scheduling.cluster import (
     MAX_LOSSES,
-    ClusterState,
-    evolve_cluster,
     next_cell_join,
     next_job_start,
 )
-from gyre.core.scheduling.state import JobState
 from gyre.testkit.facts import (
     AT_0,
-    batch_opened,
     burst_ended,
     published,
     role_changed,
@@ -33,74 +28,7 @@ from gyre.testkit.facts import (
     to_training,
 )
 from gyre.testkit.specs import job_spec
-
-JOB = "job"
-DEADLINES = {"transition_deadline_s": 10.0, "boot_deadline_s": 100.0}
-
-
-class Told:
-    """One log, folded by the cluster's scheduler and by four cells; the job has the first three."""
-
-    def __init__(self, **spec: Any) -> None:
-        self.cluster = ClusterState()
-        self.cells = [CellState(cell=cell) for cell in range(4)]
-        self.held = [Holdings(engine_version=(1, 0), trainer_version=(1, 0)) for _ in range(4)]
-        self._sequence = 0
-        for cell in range(4):
-            online = cell_events.AgentOnline(cell=cell, incarnation="i", host="h", pid=1)
-            self.tell(online, job=subjects.CLUSTER)
-        submitted = sched.JobSubmitted(
-            spec=job_spec(**DEADLINES | spec), train_tasks=("t",), heldout_tasks=()
-        )
-        self.tell(submitted, sched.JobStarted(**AT_0, cells=(0, 1, 2), lineage=1))
-
-    @property
-    def state(self) -> JobState:
-        return self.cluster.jobs[JOB]
-
-    def tell(self, *bodies: Body, job: str = JOB) -> Told:
-        for body in bodies:
-            self._sequence += 1
-            evolve_cluster(self.cluster, self._sequence, job, body)
-            self.cells = [
-                evolve_cell(cell, self._sequence, job, subjects.sched(job), body)
-                for cell in self.cells
-            ]
-        return self
-
-    def duty(self, cell: int) -> duties.Duty | None:
-        return next_duty(self.cells[cell], self.held[cell])
-
-    def in_rollout(self) -> Told:
-        for cell in range(3):
-            self.tell(cell_events.TrainerReady(cell=cell, pid=1), role_changed(cell, "rollout"))
-        self.tell(sched.WorldFormed(**AT_0, epoch=1, cells=(0, 1, 2)))
-        for cell in range(3):
-            self.tell(cell_events.WorldJoined(cell=cell, epoch=1))
-            self.held[cell].world_epoch = 1
-        return self.tell(
-            sched.PhaseStarted(**AT_0, phase="training"),
-            sched.Dispatched(**AT_0, kind="training", groups=(), version=0, lineage=1),
-        )
-
-    def in_batch(self) -> Told:
-        """The core alone in training, its batch open."""
-        self.in_rollout()
-        return self.tell(
-            to_training(0),
-            role_changed(0, "training"),
-            sched.BurstStarted(**AT_0, burst=0, first_step=0, num_steps=2),
-            batch_opened(0),
-            cell_events.BatchJoined(cell=0, batch="l1-s0000", version=0, lineage=1),
-        )
-
-    def burst_over(self) -> Told:
-        """One step done, the burst ended, nothing saved yet."""
-        self.in_batch()
-        return self.tell(
-            step_completed(1),
-            burst_ended(core_stays=False),
-        )
+from gyre.testkit.told_job import JOB, ToldJob
 
 
 def _lost(cell: int) -> sched.CellLost:
@@ -108,9 +36,9 @@ def _lost(cell: int) -> sched.CellLost:
 
 
 def test_a_lost_cell_stops_says_that_it_is_offline_and_is_free() -> None:
-    told = Told().in_rollout().tell(_lost(2))
+    told = ToldJob().in_rollout().tell(_lost(2))
     assert told.state.order == (0, 1)
-    assert isinstance(told.duty(2), duties.StopJob)
+    assert isinstance(told.duty(2), orders.StopJob)
     assert next_cell_join(told.cluster, 0.0) == (
         JOB,
         sched.CellJoined(based_on=told.cluster.sequence, now=0.0, cell=3, index=2),
@@ -124,7 +52,7 @@ def test_a_lost_cell_stops_says_that_it_is_offline_and_is_free() -> None:
 
 def test_what_a_lost_cell_still_says_counts_for_nobody() -> None:
     """It was only cut off, and has not heard yet."""
-    told = Told().in_batch().tell(_lost(1))
+    told = ToldJob().in_batch().tell(_lost(1))
     told.tell(
         role_changed(1, "rollout"),
         cell_events.TrainerReady(cell=1, pid=2),
@@ -142,10 +70,10 @@ def test_what_a_lost_cell_still_says_counts_for_nobody() -> None:
 
 
 def test_a_step_and_a_checkpoint_of_a_core_that_only_seemed_lost_are_void() -> None:
-    told = Told().in_batch().tell(_lost(0), step_completed(1), saved(1), published(1))
+    told = ToldJob().in_batch().tell(_lost(0), step_completed(1), saved(1), published(1))
     assert (told.state.version, told.state.durable_version, told.state.published) == (0, 0, 0)
     assert (told.cells[1].version, told.cells[1].checkpoint) == ((1, 0), None)
-    restored = next_decision(told.state, 0.0)
+    restored = told.decision()
     assert isinstance(restored, sched.Restored)
     assert (restored.version, restored.lineage) == (0, 2)
     told.tell(restored, saved(1), published(1))
@@ -154,24 +82,24 @@ def test_a_step_and_a_checkpoint_of_a_core_that_only_seemed_lost_are_void() -> N
 
 
 def test_the_next_cell_is_the_core_and_restores_what_is_durable() -> None:
-    told = Told().burst_over().tell(saved(1), published(1), _lost(0))
+    told = ToldJob().burst_over().tell(saved(1), published(1), _lost(0))
     assert told.state.core.cell == 1
     checkpoint = told.cells[1].checkpoint
     assert checkpoint is not None
-    assert told.duty(1) == duties.LoadWeights(checkpoint=checkpoint)
+    assert told.duty(1) == orders.LoadWeights(checkpoint=checkpoint)
     told.held[1].engine_version = (1, 1)
     assert told.duty(1) is None
-    restored = next_decision(told.state, 0.0)
+    restored = told.decision()
     assert isinstance(restored, sched.Restored)
     told.tell(restored)
     told.held[1].engine_version = (2, 1)
-    assert told.duty(1) == duties.RestoreCore(path="/c1", version=(2, 1))
+    assert told.duty(1) == orders.RestoreCore(path="/c1", version=(2, 1))
     assert told.state.burst is None
 
 
 def test_a_checkpoint_that_a_lost_core_did_not_publish_the_next_one_does() -> None:
-    told = Told().burst_over().tell(saved(1), _lost(0))
-    restored = next_decision(told.state, 0.0)
+    told = ToldJob().burst_over().tell(saved(1), _lost(0))
+    restored = told.decision()
     assert isinstance(restored, sched.Restored)
     told.tell(restored)
     told.held[1].trainer_version = told.held[1].engine_version = (2, 1)
@@ -181,7 +109,7 @@ def test_a_checkpoint_that_a_lost_core_did_not_publish_the_next_one_does() -> No
             cell_events.WeightsLoaded(cell=cell, version=1, lineage=2, checksum="c"),
         )
     publish = told.duty(1)
-    assert isinstance(publish, duties.Publish)
+    assert isinstance(publish, orders.Publish)
     assert publish.confirmed_by == (1, 2)
     told.tell(published(1, lineage=2))
     assert told.state.published == 1
@@ -190,65 +118,65 @@ def test_a_checkpoint_that_a_lost_core_did_not_publish_the_next_one_does() -> No
 
 
 def test_a_cell_joins_in_the_middle_with_the_newest_weights_and_the_free_place() -> None:
-    told = Told(cells=3).burst_over().tell(saved(1), published(1), _lost(1))
+    told = ToldJob(cells=3).burst_over().tell(saved(1), published(1), _lost(1))
     told.tell(sched.CellJoined(**AT_0, cell=3, index=2))
     told.held[3] = Holdings()
     assert told.state.order == (0, 2, 3)
     assert (told.state.cells[3].place, told.cells[3].place) == (1, 1)
-    assert told.duty(3) == duties.StartEngine(path="/c1", version=(1, 1))
+    assert told.duty(3) == orders.StartEngine(path="/c1", version=(1, 1))
     told.held[3].engine_version = (1, 1)
-    assert told.duty(3) == duties.StartTrainer(path="/c1", version=(1, 1))
+    assert told.duty(3) == orders.StartTrainer(path="/c1", version=(1, 1))
     told.held[3].trainer_version = (1, 1)
     told.tell(cell_events.TrainerReady(cell=3, pid=1))
-    assert told.duty(3) == duties.ReportRollout(version=(1, 1))
+    assert told.duty(3) == orders.ReportRollout(version=(1, 1))
     told.tell(role_changed(3, "rollout", 1))
     assert told.duty(3) is None
     told.tell(sched.WorldFormed(**AT_0, epoch=2, cells=(0, 2, 3)))
-    assert told.duty(3) == duties.AwaitWorld(epoch=2)
+    assert told.duty(3) == orders.AwaitWorld(epoch=2)
 
 
 def test_a_cell_sent_back_before_its_bursts_end_serves_with_what_is_published() -> None:
-    told = Told().in_batch()
+    told = ToldJob().in_batch()
     told.held[0].accumulating = "l1-s0000"
     back = sched.TransitionStarted(**AT_0, cell=0, to="rollout", waterlevel=1, capacity_after=8)
     told.tell(back)
     assert told.state.batch is None
-    assert told.duty(0) == duties.ReturnToRollout(checkpoint=None, version=(1, 0))
-    restored = next_decision(told.state, 0.0)
+    assert told.duty(0) == orders.ReturnToRollout(checkpoint=None, version=(1, 0))
+    restored = told.decision()
     assert isinstance(restored, sched.Restored)
     told.tell(restored)
-    assert told.duty(0) == duties.RestoreCore(path=None, version=(2, 0))
+    assert told.duty(0) == orders.RestoreCore(path=None, version=(2, 0))
 
 
 def test_an_engine_that_died_has_as_long_as_a_boot_from_when_the_scheduler_saw_it() -> None:
-    told = Told().in_rollout().tell(cell_events.EngineLost(cell=2, error="e"))
-    watched = next_decision(told.state, 50.0)
+    told = ToldJob().in_rollout().tell(cell_events.EngineLost(cell=2, error="e"))
+    watched = told.decision(50.0)
     assert watched == sched.CellWatched(based_on=told.state.sequence, now=50.0, cell=2)
     assert watched is not None
     told.tell(watched)
     assert next_wake(told.state) == 150.0
-    assert not isinstance(next_decision(told.state, 149.9), sched.CellLost)
-    lost = next_decision(told.state, 150.0)
+    assert not isinstance(told.decision(149.9), sched.CellLost)
+    lost = told.decision(150.0)
     assert isinstance(lost, sched.CellLost)
     assert lost.reason == "its engine did not come into rollout within 100 s"
 
 
 def test_a_satellite_has_time_to_go_back_only_from_when_the_core_is_durable() -> None:
-    told = Told().in_batch()
+    told = ToldJob().in_batch()
     told.tell(to_training(1), role_changed(1, "training"), step_completed(1))
     told.tell(burst_ended(core_stays=False, now=100.0))
-    late = next_decision(told.state, 110.0)
+    late = told.decision(110.0)
     assert isinstance(late, sched.CellLost)
     assert (late.cell, late.reason) == (0, "it saved no checkpoint within 10 s")
     told.tell(saved(1), cell_events.WeightsLoaded(cell=2, version=1, lineage=1, checksum="c"))
-    assert not isinstance(next_decision(told.state, 119.0), sched.CellLost)
-    late = next_decision(told.state, 120.0)
+    assert not isinstance(told.decision(119.0), sched.CellLost)
+    late = told.decision(120.0)
     assert isinstance(late, sched.CellLost)
     assert (late.cell, late.reason) == (1, "it did not come back into rollout within 20 s")
 
 
 def test_a_running_job_takes_a_free_cell_before_a_waiting_one_starts() -> None:
-    told = Told().in_rollout().tell(_lost(1))
+    told = ToldJob().in_rollout().tell(_lost(1))
     spec = job_spec(cells=1, phi=0.0)
     told.tell(sched.JobSubmitted(spec=spec, train_tasks=("t",), heldout_tasks=()), job="other")
     assert next_cell_join(told.cluster, 0.0) is not None
@@ -259,9 +187,9 @@ def test_a_running_job_takes_a_free_cell_before_a_waiting_one_starts() -> None:
 
 
 def test_a_cell_that_was_asked_back_or_is_silent_or_was_lost_too_often_is_not_taken() -> None:
-    told = Told().in_rollout()
-    told.tell(sched.ReleaseRequested(cell=2))
-    released = next_decision(told.state, 0.0)
+    told = ToldJob().in_rollout()
+    told.tell(request_events.ReleaseRequested(cell=2))
+    released = told.decision()
     assert isinstance(released, sched.CellReleased)
     told.tell(released, role_changed(2, "offline"))
     assert next_cell_join(told.cluster, 0.0, frozenset({3})) is None

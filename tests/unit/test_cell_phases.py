@@ -10,19 +10,28 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gyre.cell_agent.cell_memory import CellMemory
+from gyre.cell_agent.deadlines import Deadlines
 from gyre.cell_agent.engine.errors import (
     EngineError,
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from gyre.cell_agent.phases import DEADLINES_S, PhaseFailed, Phases
+from gyre.cell_agent.phases import (
+    DEADLINES_S,
+    PhaseFailed,
+    Phases,
+    deadline_s,
+    undo_deadline_s,
+)
 from gyre.cell_agent.process_memory import resident_bytes
 from gyre.cell_agent.trainer.process.client import TrainerRefused, TrainerTimeout
 from gyre.core.switch_phases import ORDER
 from gyre.testkit.virtual_time import run_virtual
 
 MB = 2**20
+SMALL = Deadlines(num_bytes=0, num_tokens=0, flops=1.0)
+LARGE = Deadlines(num_bytes=10 * 2**30, num_tokens=0, flops=1.0)
 
 
 async def nothing() -> None:
@@ -46,7 +55,7 @@ def test_every_phase_of_a_change_has_a_deadline() -> None:
 
 def test_each_phase_leaves_its_seconds_and_the_memory_at_its_end() -> None:
     async def run() -> Phases:
-        phases = Phases(memory, 100.0)
+        phases = Phases(memory, SMALL, 100.0)
         async with phases("drain"):
             await asyncio.sleep(2.0)
         async with phases("release_engine"):
@@ -64,7 +73,7 @@ def test_what_failed_is_undone_with_all_that_came_before_it_the_last_first() -> 
     undone: list[str] = []
 
     async def run() -> Phases:
-        phases = Phases(memory, 100.0)
+        phases = Phases(memory, SMALL, 100.0)
         async with phases("stop_admitting", undo=undoing(undone, "stop_admitting")):
             pass
         async with phases("drain"):
@@ -93,7 +102,7 @@ def test_a_phase_ends_at_its_own_deadline_or_at_the_jobs(
     phase: str, limit_s: float, kind: type[Exception]
 ) -> None:
     async def run() -> float:
-        phases = Phases(memory, limit_s)
+        phases = Phases(memory, SMALL, limit_s)
         with pytest.raises(PhaseFailed) as failed:
             async with phases(phase):
                 await asyncio.sleep(10_000.0)
@@ -103,10 +112,21 @@ def test_a_phase_ends_at_its_own_deadline_or_at_the_jobs(
     assert run_virtual(run()) == pytest.approx(min(DEADLINES_S[phase], limit_s))
 
 
+def test_a_phase_that_moves_the_models_bytes_has_time_by_their_number() -> None:
+    assert {name: deadline_s(name, SMALL) for name in ORDER} == dict(DEADLINES_S)
+    more = {name: deadline_s(name, LARGE) - DEADLINES_S[name] for name in ORDER}
+    still = {"stop_admitting", "reroute", "drain", "register", "warm", "open_routes"}
+    assert {name for name in ORDER if more[name] == 0} == still
+    assert min(more[name] for name in set(ORDER) - still) >= LARGE.moving_s(1)
+    does_again = {"stop_admitting": "receive_weights", "resume_engine": "release_engine"}
+    for undone, again in does_again.items():
+        assert undo_deadline_s(undone, LARGE) - undo_deadline_s(undone, SMALL) >= more[again]
+
+
 @pytest.mark.parametrize("phase", ["release_engine", "resume_engine", "receive_weights", "warm"])
 def test_an_engine_that_may_have_changed_and_did_not_say_so_is_not_undone(phase: str) -> None:
     async def run() -> Phases:
-        phases = Phases(memory, 1000.0)
+        phases = Phases(memory, SMALL, 1000.0)
         with pytest.raises(EngineTimeoutError, match=phase):
             async with phases(phase):
                 await asyncio.sleep(10_000.0)
@@ -124,7 +144,7 @@ def test_an_undoing_has_the_time_of_what_it_does_again() -> None:
         undone.append("stop_admitting")
 
     async def run() -> None:
-        phases = Phases(memory, 100.0)
+        phases = Phases(memory, SMALL, 100.0)
         async with phases("stop_admitting", undo=loads_all_weights):
             pass
         await phases.undo()
@@ -135,7 +155,7 @@ def test_an_undoing_has_the_time_of_what_it_does_again() -> None:
 
 def test_what_a_trainer_refuses_is_undone_and_a_dead_engine_is_not() -> None:
     async def run() -> None:
-        phases = Phases(memory, 100.0)
+        phases = Phases(memory, SMALL, 100.0)
         with pytest.raises(PhaseFailed, match="no_memory"):
             async with phases("restore_trainer"):
                 raise TrainerRefused("no_memory", "full")
@@ -152,7 +172,7 @@ def test_who_does_not_take_its_undoing_is_given_up() -> None:
         await asyncio.sleep(10_000.0)
 
     async def run() -> None:
-        phases = Phases(memory, 100.0)
+        phases = Phases(memory, SMALL, 100.0)
         async with phases("stop_admitting", undo=stuck):
             pass
         with pytest.raises(EngineError, match="stop_admitting was not undone"):

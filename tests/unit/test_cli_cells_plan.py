@@ -45,12 +45,19 @@ def test_cells_are_formed_by_the_tightest_link_that_holds_them(inventory: Path) 
     ]
     assert [(one["node"], one["gpus"]) for one in plan["unused"]] == [("b", [2]), ("far", [0, 1])]
     assert plan["layout"]["tensor"] == 2
+    assert plan["cells"][1]["shares"][2]["settings"] == {
+        "GYRE_CELL": 1,
+        "GYRE_CELL_NODES": 3,
+        "GYRE_NODE": 2,
+        "GYRE_NODE_RANKS": 2,
+    }
 
 
 def test_the_table_names_each_cells_agents_and_what_is_left_over(inventory: Path) -> None:
     result = runner.invoke(app, ["cells", "plan", str(inventory), "--layout", "tensor=2"])
     assert result.exit_code == 0, result.output
     assert "node a" in result.output
+    assert "GYRE_NODE_RANKS its number of ranks" in result.output
     assert "unused: b, GPU 2: tensor = 2 does not divide the node's 3" in result.output
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gyre.cell_agent.engine.local.config import read_model_config
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.params import parse_generate
 from gyre.cell_agent.engine.local.request import Request
 from gyre.cell_agent.engine.local.runner import Capacity, ModelRunner
@@ -30,12 +30,12 @@ class World:
     """A model, and what each of six prompts (with a shared prefix) leads to."""
 
     directory: Path
-    model: Qwen3
+    model: Transformer
     prompts: list[list[int]]
     answers: list[list[int]]
 
 
-def make_scheduler(world_model: Qwen3, directory: Path, slots: int, cache: int) -> Scheduler:
+def make_scheduler(world_model: Transformer, directory: Path, slots: int, cache: int) -> Scheduler:
     capacity = Capacity(num_slots=slots, context_length=64, cache_tokens=cache)
     ticks = iter(range(10**9))
     return Scheduler(
@@ -63,7 +63,7 @@ def make_request(world: World, index: int, serial: int) -> Request:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     directory = make_tiny_model(tmp_path_factory.mktemp("model"))
-    model = Qwen3(read_model_config(directory), 64)
+    model = Transformer(read_model_config(directory).shapes, 64)
     prompts = [[*range(50, 70), 100 + index, *range(20, 22 + index)] for index in range(6)]
     world = World(directory=directory, model=model, prompts=prompts, answers=[])
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The engine's own forward pass agrees with transformers' Qwen3."""
+"""The engine's own forward pass agrees with transformers' Qwen3 and Llama."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ import torch
 
 from gyre.cell_agent.engine.local.config import read_model_config
 from gyre.cell_agent.engine.local.errors import ModelFilesError, WeightsError
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.weights import (
     check_state,
-    checksum,
     decode_safetensors,
-    expected_shapes,
     read_checkpoint,
 )
+from gyre.cell_agent.weights.payload import checksum
+from gyre.core.policy_weights import weight_shapes
 from gyre.testkit.tiny_model import make_tiny_model
 
 
-def load_model(directory: Path, positions: int = 128) -> Qwen3:
-    config = read_model_config(directory)
-    model = Qwen3(config, positions)
+def load_model(directory: Path, positions: int = 128) -> Transformer:
+    config = read_model_config(directory).shapes
+    model = Transformer(config, positions)
     state = read_checkpoint(directory)
-    check_state(state, expected_shapes(config), complete=True)
+    check_state(state, weight_shapes(config), complete=True)
     model.load(state)
     return model
 
 
-def empty_kv(model: Qwen3, slots: int, rows: int) -> torch.Tensor:
+def empty_kv(model: Transformer, slots: int, rows: int) -> torch.Tensor:
     config = model.config
-    return torch.zeros(config.num_layers, 2, slots, config.num_kv_heads, rows, config.head_dim)
+    return torch.zeros(config.num_layers, 2, slots, config.num_groups, rows, config.head_size)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_equal_transformers_to_1e_4(tmp_path: Path, tied: bool) -> None:
-    from transformers import Qwen3ForCausalLM
+@pytest.mark.parametrize("llama", [False, True])
+def test_logits_equal_transformers_to_1e_4(tmp_path: Path, tied: bool, llama: bool) -> None:
+    from transformers import AutoModelForCausalLM
 
-    directory = make_tiny_model(tmp_path, seed=3, tie_word_embeddings=tied)
-    reference = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    directory = make_tiny_model(tmp_path, seed=3, tie_word_embeddings=tied, llama=llama)
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokens = torch.randint(0, 400, (60,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]
@@ -49,8 +50,9 @@ def test_logits_equal_transformers_to_1e_4(tmp_path: Path, tied: bool) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_prefill_in_pieces_and_decode_equal_one_prefill(tmp_path: Path) -> None:
-    model = load_model(make_tiny_model(tmp_path))
+@pytest.mark.parametrize("llama", [False, True])
+def test_prefill_in_pieces_and_decode_equal_one_prefill(tmp_path: Path, llama: bool) -> None:
+    model = load_model(make_tiny_model(tmp_path, llama=llama))
     tokens = torch.arange(20, 60)
     with torch.inference_mode():
         whole = model.prefill(tokens, 0, empty_kv(model, 1, 64)[:, :, 0])
@@ -73,7 +75,7 @@ def test_checksum_is_of_names_and_fp32_bytes_whatever_the_order(tmp_path: Path) 
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
-    shapes = expected_shapes(read_model_config(make_tiny_model(tmp_path)))
+    shapes = weight_shapes(read_model_config(make_tiny_model(tmp_path)).shapes)
     state = read_checkpoint(tmp_path)
     with pytest.raises(WeightsError, match=r"unknown parameters: nope\.weight"):
         check_state({**state, "nope.weight": torch.zeros(1)}, shapes, complete=False)
@@ -87,9 +89,13 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         decode_safetensors(b"\x80\x04pickle")
 
 
-def test_a_directory_that_is_no_qwen3_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFilesError, match="cannot read"):
         read_model_config(tmp_path)
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(ModelFilesError, match="is not Qwen3ForCausalLM"):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mamba"}')
+    with pytest.raises(ModelFilesError, match="model_type 'mamba', this engine has qwen3, llama"):
+        read_model_config(tmp_path)
+    config.write_text('{"model_type": "llama", "mlp_bias": true}')
+    with pytest.raises(ModelFilesError, match="mlp_bias is not supported"):
         read_model_config(tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.cell_agent.engine.local.config import read_model_config
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.pace import Pace
 from gyre.cell_agent.engine.local.params import parse_generate
 from gyre.cell_agent.engine.local.request import Request
@@ -48,7 +48,7 @@ def no_grad() -> Any:
 
 
 def make_scheduler(directory: Path, clock: Clock, *, rate: float | None = RATE) -> Scheduler:
-    model = Qwen3(read_model_config(directory), 256)
+    model = Transformer(read_model_config(directory).shapes, 256)
     model.load(read_checkpoint(directory))
     capacity = Capacity(num_slots=8, context_length=256, cache_tokens=4096)
     return Scheduler(

@@ -12,7 +12,7 @@ import torch
 from gyre.cell_agent.engine.local import scheduler as scheduler_module
 from gyre.cell_agent.engine.local.config import read_model_config
 from gyre.cell_agent.engine.local.errors import BadRequestError, UnavailableError, WeightsError
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.params import parse_generate
 from gyre.cell_agent.engine.local.request import Request
 from gyre.cell_agent.engine.local.responses import build_response
@@ -38,7 +38,7 @@ def no_grad() -> Any:
 
 
 def make_scheduler(directory: Path, slots: int = 8, cache_tokens: int = 4096) -> Scheduler:
-    model = Qwen3(read_model_config(directory), 256)
+    model = Transformer(read_model_config(directory).shapes, 256)
     model.load(read_checkpoint(directory))
     capacity = Capacity(num_slots=slots, context_length=256, cache_tokens=cache_tokens)
     ticks = iter(range(10**9))

@@ -9,6 +9,7 @@ import pytest
 
 from gyre.cli.explain_text import why_lines
 from gyre.contracts.envelope import Body
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.explain import Explanation, before_each_decision, explain
 from gyre.core.scheduling import JobState
@@ -158,8 +159,8 @@ STAYING = ("gyre+ whose core stays", "async", "colocate, coarse")
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (sched.DrainRequested(reason="r"), "the job is drained: no further burst begins"),
-        (sched.ReleaseRequested(cell=0), "cell 0, the core, is wanted back"),
+        (request_events.DrainRequested(reason="r"), "the job is drained: no further burst begins"),
+        (request_events.ReleaseRequested(cell=0), "cell 0, the core, is wanted back"),
     ],
 )
 def test_a_core_that_may_not_stay_says_so(name: str, request_: Body, words: str) -> None:
@@ -175,7 +176,7 @@ def test_a_core_that_may_not_stay_says_so(name: str, request_: Body, words: str)
 
 
 def test_a_satellite_that_is_wanted_back_is_not_said_to_stay() -> None:
-    told, decision = _with("async", sched.ReleaseRequested(cell=1))
+    told, decision = _with("async", request_events.ReleaseRequested(cell=1))
     assert told.burst_end is not None
     assert told.burst_end.core_stays
     assert told.burst_end.staying_satellites == decision.staying_satellites == ()

@@ -6,6 +6,7 @@ from functools import cache
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.explain import Recheck, before_each_decision, first_difference
 from gyre.core.scheduling.cluster import ClusterState, cancel_of_queued, evolve_cluster
@@ -82,7 +83,7 @@ def test_what_the_cluster_decides_is_not_asked_again() -> None:
     cluster, facts = ClusterState(), []
     for body in (
         sched.JobSubmitted(spec=job_spec(), train_tasks=("t",), heldout_tasks=()),
-        sched.CancelRequested(reason="by the user"),
+        request_events.CancelRequested(reason="by the user"),
     ):
         facts.append((len(facts) + 1, body))
         evolve_cluster(cluster, len(facts), "job", body)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gyre.cli.progress import watch_job
 from gyre.contracts.events import cells as cell_events
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.http import JobView
 from gyre.core.scheduling import JobState, evolve
 from gyre.core.scheduling.deadlines import deadlines
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_failed_pauses_the_job_and_says_why() -> None:
 def test_once_resumed_everyones_time_begins_anew() -> None:
     state = training_job()
     evolve(state, 1, FAILED)
-    evolve(state, 2, sched.ResumeRequested(now=5000.0))
+    evolve(state, 2, request_events.ResumeRequested(now=5000.0))
     view = job_view(state)
     assert (view.paused, view.pause_reason) == (False, "")
     assert "paused" not in shown(view)
@@ -75,8 +75,8 @@ def test_what_a_cell_says_that_is_not_the_core_or_of_another_lineage_is_void() -
 
 def test_a_resumed_job_that_was_paused_by_its_user_keeps_its_clocks() -> None:
     state = training_job()
-    evolve(state, 1, sched.PauseRequested(reason="paused by the user"))
+    evolve(state, 1, request_events.PauseRequested(reason="paused by the user"))
     assert job_view(state).pause_reason == "paused by the user"
-    evolve(state, 2, sched.ResumeRequested(now=5000.0))
+    evolve(state, 2, request_events.ResumeRequested(now=5000.0))
     assert state.burst is not None
     assert state.burst.since == 100.0

@@ -21,7 +21,7 @@ from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events.calls import CallsSealed
 from gyre.contracts.events.lost import FactLost
 from gyre.contracts.events.scores import Evaluated
-from gyre.core.cell import CellState, Holdings, duties, evolve_cell, next_duty
+from gyre.core.cell import CellState, Holdings, evolve_cell, next_duty, orders
 from gyre.core.delivery import Deliveries
 from gyre.core.execution import Phase
 from gyre.core.groups import JobGroups, evolve, next_ready
@@ -259,9 +259,9 @@ def test_a_cell_stops_at_once_when_its_job_has_lost_a_fact() -> None:
     for sequence, body in enumerate((SUBMITTED, JOB_STARTED, OF_EXECUTION), start=1):
         state = evolve_cell(state, sequence, JOB, SCHED, body)
     held = Holdings(engine_version=(1, 0), trainer_version=(1, 0))
-    assert not isinstance(next_duty(state, held), duties.StopJob)
+    assert not isinstance(next_duty(state, held), orders.StopJob)
     state = evolve_cell(state, 4, JOB, SCHED, OF_JOB)
-    assert isinstance(next_duty(state, held), duties.StopJob)
+    assert isinstance(next_duty(state, held), orders.StopJob)
 
 
 @pytest.mark.parametrize(

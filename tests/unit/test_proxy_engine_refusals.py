@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from gyre.proxy.sampling.streams import EngineRefused, Engines, SamplingOrder, engine_session
+from gyre.testkit.served_app import served
 
 ORDER = SamplingOrder(
     rid="0" * 32, execution="e", input_ids=[1, 2, 3], max_new_tokens=8, temperature=1.0, seed=7,
@@ -27,20 +28,13 @@ async def streamed(finish: dict[str, Any]) -> tuple[Exception | None, tuple[int,
 
     app = web.Application()
     app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with engine_session() as session:
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            stream = Engines(session).stream(url, (0, 0))
-            try:
-                await stream.run(ORDER)
-            except EngineRefused as error:
-                return error, stream.sample().token_ids
-            return None, stream.sample().token_ids
-    finally:
-        await runner.cleanup()
+    async with served(web.AppRunner(app)) as url, engine_session() as session:
+        stream = Engines(session).stream(url, (0, 0))
+        try:
+            await stream.run(ORDER)
+        except EngineRefused as error:
+            return error, stream.sample().token_ids
+        return None, stream.sample().token_ids
 
 
 async def test_an_abort_with_a_clients_status_is_a_refusal_and_has_no_tokens() -> None:

@@ -158,7 +158,7 @@ async def test_a_new_log_pushes_the_snapshots_of_the_old_one_out(tmp_path: Path)
     assert sorted(int(Path(name).stem) for name in os.listdir(tmp_path)) == [10, 20]
 
 
-async def test_one_is_due_after_so_many_facts_and_not_at_once_after_a_restart(
+async def test_one_is_due_after_so_many_facts_one_at_a_time_and_not_at_once_after_a_restart(
     tmp_path: Path,
 ) -> None:
     log = MemoryEventLog()
@@ -166,6 +166,10 @@ async def test_one_is_due_after_so_many_facts_and_not_at_once_after_a_restart(
     snapshots = Snapshots(SnapshotStore(tmp_path), log, every=30)
     assert not snapshots.due(await folded_of(log, until=29))
     assert snapshots.due(await folded_of(log, until=30))
+    taken = snapshots.take(await folded_of(log, until=30))
+    assert not snapshots.due(await folded_of(log, until=60))  # the first is not on the disk yet
+    await snapshots.write(*taken)
+    assert snapshots.due(await folded_of(log, until=60))
     await snapshots.write(*snapshots.take(await folded_of(log, until=40)))
     assert not snapshots.due(await folded_of(log, until=60))
     again = Snapshots(SnapshotStore(tmp_path), log, every=30)

@@ -186,3 +186,16 @@ def test_sglang_needs_positions_that_it_keeps_to_itself(raw: dict[str, Any]) -> 
         "model.context_tokens: is 4096, the model's limit is 4096 less 7 that SGLang keeps; "
         "lower it"
     )
+
+
+def test_weights_go_by_nccl_where_every_cell_trains_on_gpus_and_nowhere_else(
+    raw: dict[str, Any],
+) -> None:
+    by_nccl = parse_spec(_changed(raw, "weights.transport", "nccl"))
+    on_gpus = [agent.model_copy(update={"trains_on_gpu": True}) for agent in AGENTS]
+    assert check_surroundings(by_nccl, on_gpus) == (["a", "b"], ["h"])
+    with pytest.raises(InvalidJob) as caught:
+        check_surroundings(by_nccl, [AGENTS[1], *on_gpus[2:], on_gpus[0]])
+    assert str(caught.value) == (
+        "weights.transport: nccl: cell 1 trains on a CPU; use tcp or mooncake"
+    )

@@ -93,6 +93,7 @@ def test_on_a_cpu_the_launcher_is_run_with_sglangs_python_alone(
     assert (options["--weight-version"], options["--port"]) == ("0.3", "7")
     assert (options["--context-length"], options["--max-running-requests"]) == ("71", "2")
     assert int(options["--max-total-tokens"]) >= 2 * 71
+    assert "--sleep-on-idle" in options
     assert environment["PYTHONPATH"] == str(CPU)
     assert (environment["HOME"], environment["OMP_NUM_THREADS"]) == ("/h", "2")
     assert "GYRE_KEY_SECRET" not in environment

@@ -3,23 +3,27 @@ Megatron's layout and out again is in test_trainer_layouts, beside the second op
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from gyre.cell_agent.trainer.errors import BadModel
-from gyre.cell_agent.trainer.model.hf_config import ExpertsConfig, read_policy_config
+from gyre.cell_agent.trainer.model.hf_config import read_policy_config
 from gyre.cell_agent.trainer.model.hf_weights import check_whole
-from gyre.cell_agent.trainer.model.weights_io import checksum, from_bytes, read_weights, to_bytes
+from gyre.cell_agent.trainer.model.weights_io import from_bytes, read_weights, to_bytes
+from gyre.cell_agent.weights.payload import checksum
+from gyre.core.policy_config import ExpertsConfig
 from gyre.testkit.hf_conversion import hf_to_megatron, megatron_to_hf
 from gyre.testkit.tiny_model import make_tiny_model
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_the_round_trip_is_exact(tmp_path: Path, tied: bool, kv_heads: int) -> None:
-    model = make_tiny_model(tmp_path, tie_word_embeddings=tied, num_kv_heads=kv_heads)
+@pytest.mark.parametrize("llama", [False, True])
+def test_the_round_trip_is_exact(tmp_path: Path, tied: bool, kv_heads: int, llama: bool) -> None:
+    model = make_tiny_model(tmp_path, tie_word_embeddings=tied, num_kv_heads=kv_heads, llama=llama)
     policy, weights = read_policy_config(model), read_weights(model)
     back = megatron_to_hf(hf_to_megatron(weights, policy), policy)
     assert back.keys() == weights.keys()
@@ -75,6 +79,16 @@ def test_a_model_of_experts_is_read(tmp_path: Path) -> None:
         read_policy_config(model)
 
 
+def test_a_llama_has_no_head_norms(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, llama=True)
+    policy, weights = read_policy_config(model), read_weights(model)
+    assert not policy.qk_norm
+    check_whole(weights, policy)
+    norm = {"model.layers.0.self_attn.q_norm.weight": torch.zeros(16)}
+    with pytest.raises(BadModel, match=r"that the model has not: model\.layers\.0\..*q_norm"):
+        check_whole(weights | norm, policy)
+
+
 def test_weights_survive_their_bytes(tmp_path: Path) -> None:
     weights = read_weights(make_tiny_model(tmp_path))
     assert checksum(from_bytes(to_bytes(weights))) == checksum(weights)
@@ -84,8 +98,18 @@ def test_a_config_this_trainer_does_not_know_is_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path)
     config = model / "config.json"
     text = config.read_text()
-    config.write_text(text.replace('"model_type": "qwen3"', '"model_type": "llama"'))
-    with pytest.raises(BadModel, match="model_type 'llama'"):
+    config.write_text(text.replace('"model_type": "qwen3"', '"model_type": "mamba"'))
+    with pytest.raises(
+        BadModel, match="model_type 'mamba', this trainer has llama, qwen3, qwen3_moe"
+    ):
+        read_policy_config(model)
+    for scaling in ('"rope_type": "llama3"', '"type": "llama3"'):
+        old = json.loads(text) | {"rope_parameters": None, "rope_theta": 1e4}
+        config.write_text(json.dumps(old | {"rope_scaling": json.loads(f"{{{scaling}}}")}))
+        with pytest.raises(BadModel, match="rope_type 'llama3'"):
+            read_policy_config(model)
+    config.write_text(text.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'))
+    with pytest.raises(BadModel, match="num_attention_heads is no multiple of num_key_value_heads"):
         read_policy_config(model)
     config.write_text(text.replace('"attention_bias": false', '"attention_bias": true'))
     with pytest.raises(BadModel, match="attention_bias"):

@@ -1,4 +1,4 @@
-"""Where a trainer's tensors go while the engine has the device."""
+"""Which device a trainer computes on, and where its tensors go while the engine has it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gyre.cell_agent.process_memory import resident_bytes
-from gyre.cell_agent.trainer.device import FileParking, parking_on
-from gyre.cell_agent.trainer.errors import NoMemory
+from gyre.cell_agent.trainer.device import CPU, device_of
+from gyre.cell_agent.trainer.errors import NoGpu, NoMemory
+from gyre.cell_agent.trainer.parking import FileParking
 
-CPU = torch.device("cpu")
 MB = 2**20
 
 
@@ -25,7 +25,7 @@ def test_parked_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     before = [tensor.detach().clone() for tensor in tensors]
     # numpy marks a tensor's storage as one that torch must not resize.
     layer.weight.detach().numpy()
-    parking = parking_on(CPU, tmp_path)
+    parking = FileParking(CPU, tmp_path)
     for _ in range(2):
         parking.park(tensors)
         assert [tensor.numel() for tensor in tensors] == [0] * len(tensors)
@@ -61,3 +61,17 @@ def test_where_there_is_no_room_nothing_is_changed(tmp_path: Path) -> None:
     assert tensor.eq(1).all()
     parking.unpark()
     assert tensor.eq(1).all()
+
+
+@pytest.mark.parametrize("sees_gpu", [False, True])
+def test_torch_decides_where_it_computes(sees_gpu: bool) -> None:
+    """A build for CPUs beside a GPU computes on the CPU: SGLang may have the GPU even so."""
+    found = device_of(cuda_is_available=False, built_for_cuda=False, sees_gpu=sees_gpu)
+    assert found == CPU
+    assert device_of(cuda_is_available=True, built_for_cuda=True, sees_gpu=True).type == "cuda"
+    assert device_of(cuda_is_available=False, built_for_cuda=True, sees_gpu=False) == CPU
+
+
+def test_a_gpu_that_torch_cannot_use_is_refused_and_not_passed_over() -> None:
+    with pytest.raises(NoGpu, match="set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"):
+        device_of(cuda_is_available=False, built_for_cuda=True, sees_gpu=True)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.cell_agent.trainer.process.launch import DTYPES, Meeting, TrainerLaunch, read_command
+from gyre.cell_agent.trainer.errors import NoGpu
+from gyre.cell_agent.trainer.process.launch import (
+    DTYPES,
+    Meeting,
+    TrainerLaunch,
+    own_devices,
+    read_command,
+)
 from gyre.contracts.training_job import LayoutSection
 
 launches = st.builds(
@@ -25,6 +32,7 @@ ranks = st.builds(
     cell=st.integers(0, 10_000),
     model_path=st.just(Path("/model")),
     rank=st.integers(0, 3),
+    local_rank=st.integers(0, 3),
     layout=st.builds(LayoutSection, tensor=st.just(2), pipeline=st.integers(2, 3)),
     meeting=st.builds(
         Meeting,
@@ -70,3 +78,24 @@ def test_a_rank_that_is_none_of_the_layouts_is_status_2_and_named(
         read_command([*command, *more])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("visible", "own"),
+    [(None, ["0", "1", "2"]), ("3,5,GPU-8f", ["3", "5", "GPU-8f"]), ("", ["", "", ""])],
+)
+def test_each_rank_of_a_node_sees_one_gpu_of_its_own(visible: str | None, own: list[str]) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    told = [own_devices(environ, rank) for rank in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == own
+
+
+def test_more_ranks_than_gpus_are_refused_by_both_numbers() -> None:
+    with pytest.raises(NoGpu, match="is 3,5, and 3 ranks of the cell are on this node"):
+        own_devices({"CUDA_VISIBLE_DEVICES": "3,5"}, 2)
+
+
+def test_a_cells_other_rank_has_the_gpu_of_its_number_on_its_own_node() -> None:
+    first = TrainerLaunch(cell=0, model_path=Path("m"))
+    assert (first.of_rank(3).rank, first.of_rank(3).local_rank) == (3, 3)
+    assert (first.of_rank(3, 1).rank, first.of_rank(3, 1).local_rank) == (3, 1)

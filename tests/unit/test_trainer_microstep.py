@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from gyre.adapters.microsteps import decode_microstep, encode_microstep, microstep_digest
+from gyre.adapters.blobs import digest_of
+from gyre.adapters.microsteps import decode_microstep, encode_microstep
 from gyre.core.microstep import (
     NO_EDGE,
     Edge,
@@ -43,9 +44,9 @@ def test_bytes_return_the_same_micro_step(seed: int, trees: bool) -> None:
 
 
 def test_the_same_micro_step_has_the_same_digest() -> None:
-    digests = {microstep_digest(encode_microstep(sample(7))) for _ in range(3)}
+    digests = {digest_of(encode_microstep(sample(7))) for _ in range(3)}
     assert len(digests) == 1
-    assert digests != {microstep_digest(encode_microstep(sample(8)))}
+    assert digests != {digest_of(encode_microstep(sample(8)))}
 
 
 def test_placeholders_and_blocks_without_versions_survive_the_bytes() -> None:

@@ -15,12 +15,13 @@ from gyre.testkit.training import PlainPolicy, make_executions
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_plain_policy_is_transformers_qwen3(tmp_path: Path, tied: bool) -> None:
-    from transformers import Qwen3ForCausalLM
+@pytest.mark.parametrize("llama", [False, True])
+def test_the_plain_policy_is_transformers_model(tmp_path: Path, tied: bool, llama: bool) -> None:
+    from transformers import AutoModelForCausalLM
 
-    model = make_tiny_model(tmp_path, tie_word_embeddings=tied)
+    model = make_tiny_model(tmp_path, tie_word_embeddings=tied, llama=llama)
     policy = PlainPolicy(read_weights(model), json.loads((model / "config.json").read_text()))
-    reference = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     executions = make_executions(random.Random(0), count=3, vocab_size=512)
     for path in [path for _, paths in executions for path in paths]:
         with torch.no_grad():

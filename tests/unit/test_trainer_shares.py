@@ -7,19 +7,16 @@ import random
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gyre.cell_agent.trainer.errors import BadModel
 from gyre.cell_agent.trainer.model.attention import attend_runs
-from gyre.cell_agent.trainer.model.hf_config import ExpertsConfig, PolicyConfig
-from gyre.cell_agent.trainer.model.layout import TokenShares, check_layout
+from gyre.cell_agent.trainer.model.layout import TokenShares
 from gyre.cell_agent.trainer.model.packing import DataShare, ForwardUnit, pack_micro_step
 from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, build_prefix_tree, cut, padded
-from gyre.contracts.training_job import LayoutSection
+from gyre.core.policy_config import PolicyConfig
 from gyre.testkit.training_trees import TreeShape, random_block, random_tree_step
 
 SHAPE = TreeShape(num_edges=12, edge_tokens=5, depth_first=0.6, vocab_size=4)
@@ -35,6 +32,7 @@ POLICY = PolicyConfig(
     norm_eps=1e-6,
     rope_base=1e4,
     tied_embeddings=True,
+    qk_norm=True,
 )
 seeds = st.integers(0, 10_000)
 
@@ -147,35 +145,3 @@ def paths(unit: ForwardUnit) -> list[list[int]]:
             place = int(unit.tree.parents[place])
         found.append(path[::-1])
     return found
-
-
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        ({"tensor": 3}, "layout.tensor is 3, which does not divide the model's 8 attention heads"),
-        ({"tensor": 8}, "4 key-value heads"),
-        ({"tensor": 4}, "130 feed-forward rows"),
-        ({"pipeline": 4}, "layout.pipeline is 4, which does not divide the model's 6 layers"),
-    ],
-)
-def test_a_model_that_cannot_be_shared_evenly_is_refused(
-    layout: dict[str, int], words: str
-) -> None:
-    with pytest.raises(BadModel, match=words):
-        check_layout(POLICY, LayoutSection.model_validate(layout))
-
-
-def test_a_vocabulary_that_cannot_be_shared_evenly_is_refused() -> None:
-    odd = replace(POLICY, vocab_size=511)
-    check_layout(POLICY, LayoutSection(tensor=2, pipeline=3, context=5, data=7))
-    with pytest.raises(BadModel, match="511 vocabulary entries"):
-        check_layout(odd, LayoutSection(tensor=2))
-
-
-def test_experts_are_shared_out_with_their_tokens_alone() -> None:
-    experts = ExpertsConfig(count=4, chosen=2, ffn_size=48, normalized=True)
-    mixture = replace(POLICY, experts=experts)
-    check_layout(mixture, LayoutSection(context=2))
-    check_layout(mixture, LayoutSection(tensor=2, sequence_parallel=True))
-    with pytest.raises(BadModel, match="sequence_parallel: true"):
-        check_layout(mixture, LayoutSection(tensor=2))

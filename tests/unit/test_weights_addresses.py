@@ -48,12 +48,12 @@ def test_a_transport_that_listens_everywhere_looks_at_every_interface(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "own_addresses", lambda: {ip_address("10.0.0.1")})
-    check_interfaces(allow_public=False)
+    check_interfaces("mooncake", allow_public=False)
     both = {ip_address("10.0.0.1"), ip_address("8.8.4.4")}
     monkeypatch.setattr(addresses, "own_addresses", lambda: both)
     with pytest.raises(PublicAddress, match=r"8\.8\.4\.4 is a public one"):
-        check_interfaces(allow_public=False)
-    check_interfaces(allow_public=True)
+        check_interfaces("mooncake", allow_public=False)
+    check_interfaces("mooncake", allow_public=True)
 
 
 def test_a_machine_whose_addresses_are_not_known_counts_as_public(
@@ -61,7 +61,7 @@ def test_a_machine_whose_addresses_are_not_known_counts_as_public(
 ) -> None:
     monkeypatch.setattr(addresses, "_ROUTES", tmp_path / "fib_trie")
     with pytest.raises(PublicAddress, match=r"not known .*fib_trie.*weights\.transport: tcp"):
-        check_interfaces(allow_public=False)
+        check_interfaces("mooncake", allow_public=False)
 
 
 def test_a_machine_without_ipv6_is_known_by_its_other_addresses(

@@ -1,7 +1,7 @@
 """Weights between cells: what is pulled is what is exposed, or an error that has a name.
 
 One suite for every transport; what a network does to them is done at the place where each can be
-reached: on the connection, or in what the reading engine finds.
+reached: on the connection, in what the reading engine finds, or in what the source sends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
-from gyre.cell_agent.weights import mooncake
+from gyre.cell_agent.weights import mooncake, nccl
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink, WeightSource
 from gyre.cell_agent.weights.errors import (
     CutOff,
@@ -28,7 +29,10 @@ from gyre.cell_agent.weights.errors import (
     WrongVersion,
 )
 from gyre.cell_agent.weights.manifest import CHUNK_BYTES
-from gyre.cell_agent.weights.tcp import TcpWeightSink, TcpWeightSource, request
+from gyre.cell_agent.weights.memory import own_memory
+from gyre.cell_agent.weights.opening import Opening
+from gyre.cell_agent.weights.pair import Pair
+from gyre.cell_agent.weights.tcp import TcpWeightSink, TcpWeightSource
 from gyre.cell_agent.weights.transports import ATTEMPTS, open_sink, open_source, pull
 from gyre.testkit.weight_relay import Relay, relaying
 
@@ -57,8 +61,9 @@ def is_version(pulled: Pulled, version: int, lineage: int = 2, size: int = SIZE)
     return named and bytes(pulled.payload) == content(version, size)
 
 
-@pytest.fixture(params=["tcp", "mooncake"])
+@pytest.fixture(params=["tcp", "mooncake", "nccl"])
 def transport(request: pytest.FixtureRequest) -> Transport:
+    """On a CPU `nccl` is by gloo."""
     chosen: Transport = request.param
     if chosen == "mooncake":
         try:
@@ -70,14 +75,14 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @pytest.fixture
 def source(transport: Transport) -> Iterator[WeightSource]:
-    opened = open_source(transport, HOST, key=KEY, allow_public=transport == "mooncake")
+    opened = open_source(transport, HOST, key=KEY, allow_public=transport != "tcp")
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def sink(transport: Transport) -> WeightSink:
-    return open_sink(transport, HOST, key=KEY, allow_public=transport == "mooncake")
+    return open_sink(transport, HOST, key=KEY, allow_public=transport != "tcp")
 
 
 def test_a_pull_returns_what_is_exposed(source: WeightSource, sink: WeightSink) -> None:
@@ -270,11 +275,12 @@ def test_a_silent_source_is_given_up() -> None:
 def test_a_tcp_source_is_not_read_from_outside() -> None:
     plain = TcpWeightSource(HOST, key=KEY)
     expose(plain, 1)
+    opening = Opening(transport="mooncake", key=KEY)
     with (
-        socket.create_connection(plain.address) as connection,
         pytest.raises(WrongVersion, match="served by tcp alone"),
+        opening.of(*plain.address, version=1, lineage=2, memory=own_memory),
     ):
-        request(connection, KEY, 1, 2, "mooncake")
+        pass
     plain.close()
 
 
@@ -300,6 +306,10 @@ class faulty:  # noqa: N801 - reads as what it is
         if self._transport == "mooncake":
             self._patch.setattr(mooncake, "READ_BYTES", CHUNK_BYTES)
             self._patch.setattr(sink._engine, "read", self._reading(sink._engine))  # type: ignore[attr-defined]
+            return self._source.address, sink
+        if self._transport == "nccl":
+            self._patch.setattr(nccl, "PIECE_BYTES", CHUNK_BYTES)
+            self._patch.setattr(Pair, "load", self._loading())
             return self._source.address, sink
         self._relay = relaying(self._source.address, self._alter)
         relay: Relay = self._relay.__enter__()
@@ -342,3 +352,16 @@ class faulty:  # noqa: N801 - reads as what it is
                 ctypes.c_ubyte.from_address(into).value ^= 1
 
         return faulty_read
+
+    def _loading(self) -> Callable[[Pair, torch.Tensor, memoryview, int], None]:
+        load = Pair.load
+
+        def faulty_load(pair: Pair, stage: torch.Tensor, piece: memoryview, start: int) -> None:
+            due = self._due(start, len(piece))
+            if due and self._fault == "cut":
+                raise CutOff("the source dies")
+            load(pair, stage, piece, start)
+            if due:
+                stage[0] ^= 1
+
+        return faulty_load

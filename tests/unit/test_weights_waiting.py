@@ -6,10 +6,12 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import pytest
 
 from gyre.cell_agent.weights import tcp
+from gyre.cell_agent.weights.door import MAX_UNPROVEN, Door
 from gyre.cell_agent.weights.errors import WrongVersion
 from gyre.cell_agent.weights.manifest import Manifest
 from gyre.cell_agent.weights.shelf import Shelf
@@ -18,8 +20,8 @@ from gyre.cell_agent.weights.tcp import TcpWeightSink, TcpWeightSource
 KEY, HOST, CONTENT = "of the job", "127.0.0.1", b"weights" * 1000
 
 
-def exposed(shelf: Shelf | None = None) -> TcpWeightSource:
-    source = TcpWeightSource(HOST, key=KEY, shelf=shelf, handshake_s=0.5)
+def exposed(shelf: Shelf | None = None, *, handshake_s: float = 0.5) -> TcpWeightSource:
+    source = TcpWeightSource(HOST, key=KEY, shelf=shelf, handshake_s=handshake_s)
     buffer = source.buffer(len(CONTENT))
     buffer.view[:] = CONTENT
     source.expose(buffer, version=1, lineage=0)
@@ -88,3 +90,43 @@ def test_strangers_take_no_pullers_place(monkeypatch: pytest.MonkeyPatch) -> Non
         pulled = TcpWeightSink(key=KEY).pull(*source.address, version=1, lineage=0)
     assert bytes(pulled.payload) == CONTENT
     source.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+
+
+def test_two_hundred_silent_strangers_starve_no_puller_and_do_not_all_stay() -> None:
+    num_strangers, num_sent_away = 200, 200 - MAX_UNPROVEN
+    assert num_sent_away > 0
+    source = exposed(handshake_s=60.0)
+    with ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(source.address))
+            for _ in range(num_strangers)
+        ]
+        pulled = TcpWeightSink(key=KEY).pull(*source.address, version=1, lineage=0)
+        assert bytes(pulled.payload) == CONTENT
+        # The puller too stood at the door for a moment.
+        assert not any(is_open(stranger) for stranger in strangers[: num_sent_away + 1])
+        assert is_open(strangers[num_sent_away + 1])
+        assert is_open(strangers[-1])
+        source.close()
+
+
+def test_whoever_crowds_the_door_loses_its_own_connections() -> None:
+    door = Door(3)
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(5)]
+        for ours, theirs in pairs:
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+        hosts = ("puller", "crowd", "crowd", "crowd", "crowd")
+        for (ours, _), host in zip(pairs, hosts, strict=True):
+            door.come(ours, host)
+        assert [is_open(theirs) for _, theirs in pairs] == [True, False, False, True, True]
+        door.go(pairs[0][0])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gyre.testkit.engine_cases import play, shorten
 from gyre.testkit.engine_server import running_engine
-from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.tiny_model import make_two_tiny_models
 
 OUT = Path(__file__).parent / "sglang"
 
@@ -23,7 +23,7 @@ OUT = Path(__file__).parent / "sglang"
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        models = make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
+        models = make_two_tiny_models(root)
         with running_engine("sglang", models, root / "log") as engine:
             records = asyncio.run(play(engine.url, models))
     OUT.mkdir(parents=True, exist_ok=True)

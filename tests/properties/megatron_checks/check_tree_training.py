@@ -28,6 +28,7 @@ from gyre.testkit.branching_calls import Context, Sizes, calls_of_contexts
 from gyre.testkit.draws import draw_samples
 from gyre.testkit.trainer_in_process import (
     OBJECTIVE,
+    added,
     compute,
     embedded_tokens,
     make_trainer,
@@ -119,7 +120,7 @@ def test_the_embedding_sees_each_unique_token_once(
     step = random_step(seed, shape)
     trainer.begin_batch(step.batch, 3)
     with embedded_tokens(trainer) as counted:
-        report = trainer.micro_step(step)
+        report = added(trainer, step)
     trainer.drop_accumulation()
     assert sum(counted) == num_unique(step)
     assert len(counted) == (step.num_targets > 0)
@@ -293,7 +294,7 @@ def test_placeholders_alone_compute_nothing(trainer: MegatronTrainer) -> None:
     step = replace(step, executions=step.executions[-1:], rows=())
     trainer.begin_batch(step.batch, 3)
     with embedded_tokens(trainer) as counted:
-        report = trainer.micro_step(step)
+        report = added(trainer, step)
     assert counted == []
     assert report.record.totals.num_micro_steps == 1
     assert all(not tensor.any() for tensor in trainer.gradients().values())
@@ -305,7 +306,7 @@ def micro_step_that_is_spoiled(
 ) -> MicroStepReport:
     trainer.begin_batch(step.batch, 3)
     with spoiled_from(trainer, call):
-        return trainer.micro_step(step)
+        return added(trainer, step)
 
 
 @pytest.mark.parametrize("window", [1, 3])

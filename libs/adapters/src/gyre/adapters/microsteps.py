@@ -13,7 +13,6 @@ one path. Both are still read, without pickle.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import zipfile
@@ -92,11 +91,6 @@ def decode_microstep(payload: bytes) -> MicroStep:
         raise
     except _UNREADABLE as error:
         raise MicroStepError(f"these bytes are no micro-step: {error}") from error
-
-
-def microstep_digest(payload: bytes) -> str:
-    """SHA-256 of the encoded bytes, as `micro_step_emitted` states it."""
-    return hashlib.sha256(payload).hexdigest()
 
 
 def _from_zip(payload: bytes) -> dict[str, Any]:

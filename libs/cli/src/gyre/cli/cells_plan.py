@@ -16,9 +16,14 @@ from gyre.cli.errors import CommandError
 from gyre.cli.simulate_commands import load_mapping
 from gyre.contracts.inventory import Inventory
 from gyre.contracts.training_job import LayoutSection
-from gyre.core.cell_plan import CellPlan, LayoutDoesNotFit, plan_cells
+from gyre.core.cell_plan import CellPlan, LayoutDoesNotFit, NodeShare, PlannedCell, plan_cells
 
 console = Console()
+
+_HOW_TO_START = (
+    "Each agent: GYRE_CELL the cell, GYRE_CELL_NODES its number of agents, GYRE_NODE the agent, "
+    "GYRE_NODE_RANKS its number of ranks (--json gives them)."
+)
 
 Layout = Annotated[
     str, typer.Option(help="A cell's parallel layout, as in a job file: tensor=2,pipeline=2.")
@@ -83,6 +88,7 @@ def _show(plan: CellPlan) -> None:
                 _numbers(share.ranks),
             )
     console.print(table)
+    console.print(_HOW_TO_START, highlight=False, soft_wrap=True)
     for one in plan.unused:
         console.print(
             f"unused: {one.node}, GPU {_numbers(one.gpus)}: {one.reason}", highlight=False
@@ -103,6 +109,20 @@ def _numbers(values: tuple[int, ...]) -> str:
 def _as_json(plan: CellPlan) -> dict[str, Any]:
     return {
         "layout": plan.layout.model_dump(),
-        "cells": [asdict(cell) for cell in plan.cells],
+        "cells": [
+            asdict(cell) | {"shares": [_share_as_json(cell, share) for share in cell.shares]}
+            for cell in plan.cells
+        ],
         "unused": [asdict(one) for one in plan.unused],
     }
+
+
+def _share_as_json(cell: PlannedCell, share: NodeShare) -> dict[str, Any]:
+    """settings: of its agent's environment, by which the cell's agents spread its ranks so."""
+    settings = {
+        "GYRE_CELL": cell.cell,
+        "GYRE_CELL_NODES": len(cell.shares),
+        "GYRE_NODE": share.agent,
+        "GYRE_NODE_RANKS": len(share.ranks),
+    }
+    return {**asdict(share), "settings": settings}

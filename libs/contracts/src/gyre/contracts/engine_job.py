@@ -33,14 +33,14 @@ class EngineSection(Section):
 
 
 class WeightsSection(Section):
-    """transport: how a satellite pulls the core's exposed weights. publication: how engines get a
-    new version: from the checkpoint on a disk that all share, or sent by the core's agent.
-    in_flight: what becomes of calls that run when a version arrives: `hold` lets them end on the
-    old one, `in_place` goes on under the new one with the cache of the old, `retract` under the new
-    one with their prefix computed again. allow_public: weights may be served on an address that is
-    not private."""
+    """transport: how a satellite pulls the core's exposed weights, `nccl` from GPU to GPU.
+    publication: how engines get a new version: from the checkpoint on a disk that all share, or
+    sent by the core's agent. in_flight: what becomes of calls that run when a version arrives:
+    `hold` lets them end on the old one, `in_place` goes on under the new one with the cache of the
+    old, `retract` under the new one with their prefix computed again. allow_public: weights may be
+    served on an address that is not private."""
 
-    transport: Literal["tcp", "mooncake"] = "tcp"
+    transport: Literal["tcp", "mooncake", "nccl"] = "tcp"
     publication: Literal["disk", "tcp"] = "disk"
     in_flight: Literal["hold", "in_place", "retract"] = "retract"
     allow_public: bool = False

@@ -12,12 +12,18 @@ from gyre.contracts.section import Positive, PositiveFloat, Section
 class LayoutSection(Section):
     """The ranks of one cell; all cells of a job share it. tensor, pipeline, context, data: sizes of
     Megatron's parallel groups, whose product is the cell's ranks. sequence_parallel: activations
-    between the tensor-parallel blocks are split over the tensor group too."""
+    between the tensor-parallel blocks are split over the tensor group too.
+
+    expert: of Megatron's expert group. It makes no ranks of its own: those of a pipeline stage, so
+    many neighbours at a time, share out the experts of a mixture. Above 1 an expert lies whole on
+    its rank (an expert tensor size of 1), for experts are many and small; at 1 every tensor group
+    has them all, cut over its ranks as the rest of the layer."""
 
     tensor: Positive = 1
     pipeline: Positive = 1
     context: Positive = 1
     data: Positive = 1
+    expert: Positive = 1
     sequence_parallel: bool = False
 
     @property
@@ -25,11 +31,26 @@ class LayoutSection(Section):
         """Of one cell."""
         return self.tensor * self.pipeline * self.context * self.data
 
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that an expert is cut over."""
+        return self.tensor if self.expert == 1 else 1
+
     @model_validator(mode="after")
     def _sequence_needs_tensor(self) -> LayoutSection:
         if self.sequence_parallel and self.tensor == 1:
             raise ValueError(
                 "sequence_parallel: there is no tensor group to split over; set tensor > 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _experts_lie_within_a_stage(self) -> LayoutSection:
+        in_stage = self.num_ranks // self.pipeline
+        if in_stage % self.expert:
+            raise ValueError(
+                f"expert: {self.expert} does not divide the {in_stage} ranks of a pipeline stage, "
+                "tensor * context * data; choose a size that does"
             )
         return self
 

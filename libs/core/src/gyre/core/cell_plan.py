@@ -5,7 +5,8 @@ Pure. Invariants:
 - a tensor-parallel group, which talks most, never leaves its node;
 - a cell lies in the tightest link class that holds it: within each domain of each class there are
   as many cells as its tensor-parallel groups make, so none is spread wider than it must be;
-- the same inventory gives the same plan.
+- the same inventory gives the same plan;
+- agents that are told how many ranks their nodes take spread them as the plan does.
 
 Ranks are numbered as Megatron does, tensor fastest and pipeline slowest, and filled node by node:
 what crosses nodes first is the pipeline, which talks least.
@@ -80,7 +81,7 @@ def plan_cells(inventory: Inventory, layout: LayoutSection) -> CellPlan:
     cells: list[PlannedCell] = []
     for link, domain, members in _domains(inventory, stocks):
         while sum(len(stock.groups) for stock in members) >= wanted:
-            shares = _form(members, wanted)
+            shares = _form(members, layout)
             cells.append(PlannedCell(cell=len(cells), link=link, domain=domain, shares=shares))
     if not cells:
         raise LayoutDoesNotFit(_why_none(inventory, layout))
@@ -139,20 +140,20 @@ def _domains(
             yield link, domain, those
 
 
-def _form(members: Sequence[_Stock], wanted: int) -> tuple[NodeShare, ...]:
-    """A cell of `wanted` groups on few nodes: always from the one that has most left."""
-    shares: list[NodeShare] = []
-    first_rank = 0
-    while wanted:
-        # max takes the first of equals, so the inventory's order decides.
-        stock = max(members, key=lambda one: len(one.groups))
-        count = min(wanted, len(stock.groups))
-        gpus = stock.take(count)
-        ranks = tuple(range(first_rank, first_rank + len(gpus)))
-        shares.append(NodeShare(node=stock.node.name, agent=len(shares), gpus=gpus, ranks=ranks))
-        first_rank += len(gpus)
-        wanted -= count
-    return tuple(shares)
+def _form(members: Sequence[_Stock], layout: LayoutSection) -> tuple[NodeShare, ...]:
+    """A cell on few nodes: those that have most left, spread over them as its agents will."""
+    # Equals stay in the inventory's order.
+    fullest = sorted(members, key=lambda one: -len(one.groups))
+    homes = spread_ranks(layout, [len(one.groups) * layout.tensor for one in fullest])
+    return tuple(
+        NodeShare(
+            node=stock.node.name,
+            agent=agent,
+            gpus=stock.take(homes.count(agent) // layout.tensor),
+            ranks=tuple(rank for rank, home in enumerate(homes) if home == agent),
+        )
+        for agent, stock in enumerate(fullest[: homes[-1] + 1])
+    )
 
 
 def _leftovers(stocks: Sequence[_Stock], layout: LayoutSection, wanted: int) -> Iterator[Unused]:

@@ -16,8 +16,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gyre.contracts.job import ObjectiveSection
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveSettings:
@@ -28,16 +26,6 @@ class ObjectiveSettings:
     clip_high: float
     token_weight_cap: float
     loss_cap: float
-
-    @classmethod
-    def of_job(cls, section: ObjectiveSection) -> ObjectiveSettings:
-        return cls(
-            name=section.name,
-            clip_low=section.clip_low,
-            clip_high=section.clip_high,
-            token_weight_cap=section.token_weight_cap,
-            loss_cap=section.loss_cap,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

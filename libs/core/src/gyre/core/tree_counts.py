@@ -16,7 +16,7 @@ from gyre.core.tree_nodes import GENERATION
 class TreeCounts:
     """num_requests: recorded calls. num_paths: ends, each a candidate trajectory. path_nodes_min,
     path_nodes_max: message nodes on the shortest and the longest path. expanded: occurrences when
-    every path is written out; repeated: those of them that the tree does not have.
+    every path is written out.
     """
 
     num_requests: int
@@ -27,14 +27,6 @@ class TreeCounts:
     expanded_nodes: int
     tokens: int
     expanded_tokens: int
-
-    @property
-    def repeated_nodes(self) -> int:
-        return self.expanded_nodes - self.message_nodes
-
-    @property
-    def repeated_tokens(self) -> int:
-        return self.expanded_tokens - self.tokens
 
 
 def tree_counts(tree: Tree) -> TreeCounts:

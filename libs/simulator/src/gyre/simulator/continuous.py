@@ -10,8 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from gyre.core.staleness import expected_staleness
-
 
 def continuous_gap(num_running: int, groups_per_step: int) -> float:
     """1 + R/B, in optimizer steps."""
@@ -51,10 +49,3 @@ def mean_continuous_staleness(
             total += step - drawn
             num_consumed += 1
     return total / num_consumed
-
-
-def expected_continuous_staleness(
-    *, phi: float, mu: int, groups_per_step: int, num_running: int
-) -> float:
-    """phi + (mu - 1)/2 + 1 + R/B."""
-    return expected_staleness(phi, mu) + continuous_gap(num_running, groups_per_step)

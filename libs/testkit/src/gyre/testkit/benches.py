@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gyre.testkit.scheduling_world import World
 from gyre.testkit.specs import job_spec
+from gyre.testkit.tiny_model import make_tiny_model
 
 OUT = Path("out/bench")
 
@@ -33,6 +34,18 @@ def lived_job(*, num_steps: int, phi: float) -> World:
     world = World(spec, lambda _: source.lognormvariate(5.0, 0.8))
     world.run()
     return world
+
+
+def make_bench_model(directory: Path, *, max_position_embeddings: int = 2048) -> Path:
+    """Large enough that an engine's time is its arithmetic's: 128 wide, 565 tokens."""
+    return make_tiny_model(
+        directory,
+        hidden_size=128,
+        intermediate_size=384,
+        head_dim=32,
+        vocab_size=565,
+        max_position_embeddings=max_position_embeddings,
+    )
 
 
 def write_report(

@@ -15,6 +15,7 @@ from gyre.contracts.job import JobSpec
 from gyre.core.microstep import MicroStep
 from gyre.testkit.specs import job_spec
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.trainer_cells import OBJECTIVE
 from gyre.testkit.training import make_executions, make_micro_step
 
 Batches = Sequence[Sequence[MicroStep]]
@@ -80,14 +81,16 @@ def cells_spec(
     *,
     cells: int = 2,
     pool: int = 0,
-    tokens_per_s: float | None = 600.0,
+    tokens_per_s: float | None = 200.0,
     layout: Mapping[str, Any] | None = None,
+    publication: str = "disk",
     **schedule: Any,
 ) -> JobSpec:
     """One burst of steps, four groups of two executions each, on a random model below `home`.
 
-    tokens_per_s: of a trainer, emulated, so that a batch lasts until satellites have joined it.
-    layout: of each cell's ranks.
+    tokens_per_s: of the core, emulated, so that a batch lasts until satellites have joined it; they
+    do the rest at once.
+    layout: of each cell's ranks. publication: of weights, to engines.
     """
     model = make_tiny_model(home / "model", seed=3)
     numbers: dict[str, Any] = {
@@ -100,7 +103,8 @@ def cells_spec(
         "tau_s": 0.0,
     }
     elastic = {"count": cells, "capacity": 8}
-    emulate = [{"training_tokens_per_s": tokens_per_s}] if tokens_per_s else []
+    core = {"training_tokens_per_s": tokens_per_s}
+    emulate = [core, *([{}] * (cells + pool - 1))] if tokens_per_s else []
     return job_spec(
         heldout=False,
         sections={
@@ -110,11 +114,13 @@ def cells_spec(
                 **({"pool_count": pool, "pool_capacity": 8} if pool else {}),
                 "emulate": emulate,
             },
-            "objective": {"clip_low": 0.5, "clip_high": 1.5},
+            # As the plain run that it is compared with.
+            "objective": {"clip_low": OBJECTIVE.clip_low, "clip_high": OBJECTIVE.clip_high},
             # Parameters whose gradient is rounding alone stay: runs that sum in another order, or
             # with another layout, are to be compared.
             "optimizer": {"lr": 1e-3, "eps": 1e-5},
             "training": {"layout": dict(layout or {})},
+            "weights": {"publication": publication},
         },
         **{**numbers, **schedule},
     )

@@ -1,7 +1,4 @@
-"""Starts the engine that the contract suite runs against, as a process of its own.
-
-`local` always; the real SGLang where it is installed (`make sglang`), in tests marked `sglang`.
-"""
+"""Starts an engine as a process of its own, as the agent starts one."""
 
 from __future__ import annotations
 
@@ -18,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.engine.launch import EngineKind, EngineLaunch, client_of, command_of
 from gyre.cell_agent.engine.sglang.launch import installed_python
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
-from gyre.testkit.tiny_model import make_tiny_model
 
 CONTEXT_TOKENS = 2048
 START_TIMEOUT_S = {"local": 60.0, "sglang": 300.0}
@@ -32,6 +27,8 @@ POLL_S = 0.1
 # What a call may have of SGLang's CONTEXT_TOKENS.
 SERVED_TOKENS = CONTEXT_TOKENS - SGLANG_RESERVED_TOKENS
 MAX_RUNNING = 16
+LONG_TOKENS = {"local": 1900, "sglang": 800}
+"""Of a call that still runs when something is done to it, and then ends; SGLang is slower."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,6 +49,14 @@ class RunningEngine:
     def url(self) -> str:
         return f"http://{self.launch.host}:{self.port}"
 
+    @property
+    def long_tokens(self) -> int:
+        return LONG_TOKENS[self.kind]
+
+    def long_sampling(self) -> dict[str, Any]:
+        """Parameters of a call that ends at `long_tokens`."""
+        return {"temperature": 1.0, "max_new_tokens": self.long_tokens, "ignore_eos": True}
+
     def client(self) -> EngineClient:
         """As the agent makes it for an engine of this kind."""
         return client_of(self.launch, self.port)
@@ -59,25 +64,6 @@ class RunningEngine:
     def kill(self) -> None:
         """SIGKILL, to all its processes."""
         _end(self.process, signal.SIGKILL)
-
-
-def engine_kinds() -> list[Any]:
-    """Which engines this machine can run, as a fixture's parameters."""
-    if installed_python() is None:
-        return ["local"]
-    marks = (pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(START_TIMEOUT_S["sglang"]))
-    return ["local", pytest.param("sglang", marks=marks)]
-
-
-@pytest.fixture(scope="module", params=engine_kinds())
-def engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningEngine]:
-    """One engine process for the tests of a module."""
-    root = tmp_path_factory.mktemp("engine")
-    models = make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
-    with running_engine(request.param, models, root / "engine.log") as server:
-        yield server
 
 
 @contextmanager

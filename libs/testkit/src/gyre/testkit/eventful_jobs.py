@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gyre.contracts.envelope import Body
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import requests as request_events
 from gyre.core.scheduling import JobState
 from gyre.testkit.losing_world import Blow, LosingWorld
 from gyre.testkit.scheduling_strategies import SCHEDULES
@@ -37,9 +37,9 @@ _BLOWS = st.builds(
 )
 _REQUESTS: dict[str, tuple[Body, ...]] = {
     "none": (),
-    "pause": (sched.PauseRequested(reason="r"), sched.ResumeRequested()),
-    "drain": (sched.DrainRequested(reason="r"),),
-    "cancel": (sched.CancelRequested(reason="r"),),
+    "pause": (request_events.PauseRequested(reason="r"), request_events.ResumeRequested()),
+    "drain": (request_events.DrainRequested(reason="r"),),
+    "cancel": (request_events.CancelRequested(reason="r"),),
 }
 
 

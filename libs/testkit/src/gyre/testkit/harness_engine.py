@@ -19,6 +19,7 @@ from torch import Tensor
 from gyre.cell_agent.engine.local import __main__ as local
 from gyre.cell_agent.engine.local.request import Request
 from gyre.cell_agent.engine.local.scheduler import Scheduler
+from gyre.cell_agent.engine_turn import WARM_RID
 from gyre.testkit.harness_script import PLAY_VARIABLE, Play, Turn
 
 
@@ -38,14 +39,19 @@ class LoadedDice(Scheduler):
     def _draw(self, request: Request) -> float:
         logits = self._logits.pop(request.rid)
         if request.rid not in self._turns:
-            name = f"engine {os.getpid()}"
-            turn = self._play.turn(request.prompt, name, request.max_new_tokens)
-            self._turns[request.rid] = turn
+            self._turns[request.rid] = self._turn(request)
         turn = self._turns[request.rid]
         if turn is None:
             return super()._draw(request)
         token = turn.tokens[turn.kept + len(request.output_ids)]
         return _draw_of(token, logits / request.asked.sampling.temperature)
+
+    def _turn(self, request: Request) -> Turn | None:
+        # The cell agent's own call, after a role switch: nobody's turn.
+        if request.rid == WARM_RID:
+            return None
+        name = f"engine {os.getpid()}"
+        return self._play.turn(request.prompt, name, request.max_new_tokens)
 
 
 def _draw_of(token: int, logits: Tensor) -> float:

@@ -15,8 +15,9 @@ import aiohttp
 
 from gyre.testkit.execution_world import until
 from gyre.testkit.harness_script import Play
+from gyre.testkit.nats_server import free_port
 from gyre.testkit.played_engine import PlayedEngine
-from gyre.testkit.proxy_world import SECRET, end_process, free_port
+from gyre.testkit.proxy_world import SECRET, end_process
 
 _START_DEADLINE_S = 60.0
 _POLL_S = 0.02

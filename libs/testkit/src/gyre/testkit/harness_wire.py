@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from aiohttp import web
 
+from gyre.testkit.served_app import served
+
 _CREDENTIALS = ("authorization", "x-api-key", "cookie")
 # Each hop's own business.
 _HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
@@ -63,13 +65,8 @@ async def running_wire(upstream: str) -> AsyncIterator[Wire]:
         app = web.Application(client_max_size=2**28)
         app.router.add_route("*", "/{rest:.*}", handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        wire.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with served(runner) as wire.url:
             yield wire
-        finally:
-            await runner.cleanup()
 
 
 async def _pass_on(

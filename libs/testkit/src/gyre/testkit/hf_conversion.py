@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
+    from gyre.core.policy_config import PolicyConfig
 
 _PLAIN_IN_LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+_HEAD_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
 
 
@@ -59,10 +61,11 @@ def _plain_names(policy: PolicyConfig) -> dict[str, str]:
         "embedding.word_embeddings.weight": "model.embed_tokens.weight",
         "decoder.final_layernorm.weight": "model.norm.weight",
     }
+    in_layer = _PLAIN_IN_LAYER | (_HEAD_NORMS if policy.qk_norm else {})
     if not policy.tied_embeddings:
         names["output_layer.weight"] = "lm_head.weight"
     for layer in range(policy.num_layers):
-        for megatron, hf in _PLAIN_IN_LAYER.items():
+        for megatron, hf in in_layer.items():
             names[f"decoder.layers.{layer}.{megatron}"] = f"model.layers.{layer}.{hf}"
     return names
 

@@ -65,7 +65,8 @@ def _one_more(commands: TrainerCommands, steps: Sequence[str], version: int) -> 
     batch = decode_microstep(Path(steps[0]).read_bytes()).batch
     commands.begin_batch(batch=batch, version=version)
     for path in steps:
-        commands.micro_step(path=path)
+        commands.submit_step(source=path)
+    commands.flush_steps()
     commands.finish_batch(members=[0], epoch=1, final=True)
     total: str = commands.checksum()["checksum"]
     return total

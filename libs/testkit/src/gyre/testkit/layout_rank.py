@@ -92,7 +92,9 @@ def _train(run: Mapping[str, Any], layout: Any, rank: int, place: str) -> dict[s
     batch = decode_microstep(Path(run["steps"][0]).read_bytes()).batch
     commands.begin_batch(batch=batch, version=VERSION)
     with _tokens_of_norm(commands.trainer) as norm_tokens:
-        answers = [commands.micro_step(path=path) for path in run["steps"]]
+        for path in run["steps"]:
+            commands.submit_step(source=path)
+        answers = commands.flush_steps()["reports"]
     finished = commands.finish_batch(members=[0], epoch=1, final=True)
     commands.save_gradients(path=Path(f"{place}.gradients"))
     weights = commands.trainer.weights()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gyre.cell_agent.group import PACED
-from gyre.cell_agent.trainer.errors import PeerLost, TrainerError, WrongState
+from gyre.cell_agent.trainer.errors import BadModel, PeerLost, TrainerError, WrongState
 from gyre.cell_agent.trainer.process.client import TrainerProcess
-from gyre.cell_agent.trainer.process.control import open_control, serve
+from gyre.cell_agent.trainer.process.control import open_control, refuse, serve
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 
 if TYPE_CHECKING:
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightLaunch(TrainerLaunch):
-    """Starts a light rank in the trainer's place."""
+    """Starts a light rank in the trainer's place. can_start: false of one that refuses to."""
+
+    can_start: bool = True
 
     def command(self, control: str) -> list[str]:
-        rank = ("--rank", str(self.rank))
-        return [sys.executable, "-m", "gyre.testkit.light_rank", "--control", control, *rank]
+        how = ("--rank", str(self.rank), *(() if self.can_start else ("--refuse",)))
+        return [sys.executable, "-m", "gyre.testkit.light_rank", "--control", control, *how]
 
 
-def light_rank(rank: int, *, silence_s: float = 30.0) -> TrainerProcess:
-    launch = LightLaunch(cell=0, model_path=Path("none"), rank=rank)
+def light_rank(rank: int, *, silence_s: float = 30.0, can_start: bool = True) -> TrainerProcess:
+    launch = LightLaunch(cell=0, model_path=Path("none"), rank=rank, can_start=can_start)
     return TrainerProcess(launch, silence_s=silence_s)
 
 
@@ -70,8 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gyre.testkit.light_rank")
     parser.add_argument("--control", required=True)
     parser.add_argument("--rank", type=int, choices=range(8), required=True)
+    parser.add_argument("--refuse", action="store_true")
     options = parser.parse_args(arguments)
-    serve(open_control(options.control), cast("TrainerCommands", LightCommands(options.rank)))
+    control = open_control(options.control)
+    if options.refuse:
+        refuse(control, BadModel(f"rank {options.rank} has no model"))
+        return 2
+    serve(control, cast("TrainerCommands", LightCommands(options.rank)))
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling.cluster import ClusterState, next_cell_join
 from gyre.testkit.facts import role_changed
@@ -98,7 +99,7 @@ class LosingWorld(World):
                     self.fact(cell_events.TrainerLost(cell=cell, error="e"))
                     self.later(self.timings.boot, partial(self._trainer_back, cell))
             case "released":
-                self.fact(sched.ReleaseRequested(cell=cell))
+                self.fact(request_events.ReleaseRequested(cell=cell))
 
     def _unheard(self, cell: int) -> None:
         if self.state.present(cell) is not None and cell in (self.still | self.cut_off):

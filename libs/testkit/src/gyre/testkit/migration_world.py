@@ -16,7 +16,8 @@ from gyre.cell_agent.engine.base import EngineClient, Generation
 from gyre.cell_agent.engine.local.pulling import HEADER
 from gyre.testkit.engine_server import RunningEngine, running_engine
 from gyre.testkit.engine_use import serve_weights, take_memory_again
-from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.served_app import served
+from gyre.testkit.tiny_model import make_two_tiny_models
 
 KEY = "k" * 64
 PROMPT = [10 + index % 400 for index in range(700)]
@@ -39,7 +40,7 @@ async def idle_engine(engine: RunningEngine) -> AsyncIterator[EngineClient]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("migration_models")
-    return make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
+    return make_two_tiny_models(root)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +122,5 @@ async def relay(
 
     app = web.Application()
     app.router.add_post("/cache_blocks", blocks)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with EngineClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
-            yield client
-    finally:
-        await runner.cleanup()
+    async with served(web.AppRunner(app)) as url, EngineClient(url) as client:
+        yield client

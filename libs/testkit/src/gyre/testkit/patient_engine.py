@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gyre.core.routing import weight_version_name
 from gyre.proxy.codecs.tokenizer import FastTokenizer
+from gyre.testkit.served_app import served
 
 _END = "<|im_end|>"
 
@@ -91,10 +92,5 @@ async def patient_engine(model: Path) -> AsyncIterator[PatientEngine]:
     app.router.add_post("/generate", engine.generate)
     app.router.add_post("/abort_request", engine.abort)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with served(runner) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()

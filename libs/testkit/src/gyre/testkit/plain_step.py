@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gyre.contracts.job import JobSpec
 from gyre.core.microstep import NO_EDGE, Edge, TreeBlock
-from gyre.core.objective import ExecutionTargets, ObjectiveSettings, batch_loss, execution_loss
+from gyre.core.objective import ExecutionTargets, batch_loss, execution_loss
 from gyre.testkit.admission_oracle import ExpectedPath
 from gyre.testkit.consumption_audit import ConsumedBatch, Trainee
 from gyre.testkit.training import PlainPolicy
@@ -35,9 +35,11 @@ def plain_step(batch: ConsumedBatch, spec: JobSpec, model: Path) -> PlainStep:
     import torch
 
     from gyre.cell_agent.trainer.model.weights_io import read_weights
+    from gyre.cell_agent.trainer.settings import parse_settings
 
     policy = PlainPolicy(read_weights(model), json.loads((model / "config.json").read_text()))
-    settings = ObjectiveSettings.of_job(spec.objective)
+    sections = (spec.objective.model_dump(), spec.optimizer.model_dump())
+    settings = parse_settings("plain", *sections).objective
     normalizer = spec.schedule.groups_per_step * spec.schedule.executions_per_group
     executions = []
     for trainee in batch.trainees:

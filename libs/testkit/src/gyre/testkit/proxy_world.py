@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from aiohttp import web
 
 from gyre.adapters.blobs import BlobStore
 from gyre.adapters.clock import SystemClock
@@ -43,6 +41,8 @@ from gyre.proxy.app import app_runner
 from gyre.proxy.limits import Limits
 from gyre.proxy.sampling.streams import Engines, engine_session
 from gyre.proxy.service import Proxy
+from gyre.testkit.nats_server import free_port
+from gyre.testkit.served_app import served
 from gyre.testkit.specs import job_spec
 
 SECRET = "test-key-secret"
@@ -109,13 +109,6 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(timeout=10)
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -276,16 +269,13 @@ async def running_proxy(
         following = asyncio.create_task(proxy.follow())
         caught_up = asyncio.create_task(proxy.caught_up.wait())
         await asyncio.wait({caught_up, following}, return_when="FIRST_COMPLETED")
-        runner = app_runner(proxy, clock)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+        async with (
+            served(app_runner(proxy, clock)) as url,
+            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
+        ):
             try:
                 yield RunningProxy(url=url, proxy=proxy, http=http)
             finally:
                 assert not following.done() or following.exception() is None
                 following.cancel()
                 await asyncio.wait({following})
-                await runner.cleanup()

@@ -36,6 +36,7 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
 from gyre.contracts.events import groups as group_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
@@ -212,7 +213,7 @@ class RealCells:
             with suppress(SequenceConflict):
                 await journal.append(
                     subject,
-                    sched.ResumeRequested(),
+                    request_events.ResumeRequested(),
                     job=JOB,
                     cause=("resume", len(self.facts)),
                     expected=await journal.last_sequence(subject),

@@ -14,12 +14,25 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.testkit.facts import role_changed
 
+MODEL_CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
+
 
 def sound_job(root: Path, *, cells: int = 3, heldout: bool = False) -> dict[str, Any]:
     """A job that the scheduler accepts; what it names is made below `root`."""
     model = root / "model"
     model.mkdir(parents=True, exist_ok=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).write_text("x")
     for name in ("train/b", "train/a", "heldout/h"):

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gyre.core.routing import weight_version_name
 from gyre.proxy.codecs.tokenizer import FastTokenizer
+from gyre.testkit.served_app import served
 
 
 @dataclass(slots=True)
@@ -64,11 +65,5 @@ async def scripted_engine(model: Path, *script: str) -> AsyncIterator[ScriptedEn
     engine = ScriptedEngine(FastTokenizer(model), list(script))
     app = web.Application()
     app.router.add_post("/generate", engine.generate)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with served(web.AppRunner(app, access_log=None)) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()

@@ -23,8 +23,8 @@ from gyre.cell_agent.engine.base import EngineClient
 from gyre.contracts.envelope import Body
 from gyre.contracts.events.calls import CallRecorded, CallRerouted
 from gyre.testkit.engine_server import SERVED_TOKENS, die_with_parent
-from gyre.testkit.nats_server import NatsServer
-from gyre.testkit.proxy_world import SECRET, Client, Facts, end_process, free_port
+from gyre.testkit.nats_server import NatsServer, free_port
+from gyre.testkit.proxy_world import SECRET, Client, Facts, end_process
 
 START_DEADLINE_S = 60.0
 # For what must come soon, on a machine that does other things too.

@@ -70,6 +70,7 @@ class Fabric:
     skips: versions whose batch the core does not apply. full: version -> how often yet its
     checkpoint does not fit. pruned: checkpoints that are no longer there. served: (weight version,
     content) of all that engines ever held. refusals: (cell, call) -> how often yet it is refused.
+    calls: of trainers, with their arguments; limits: the shortest time that each had, in seconds.
     memory: which of a cell's sides hold theirs."""
 
     source: random.Random
@@ -87,9 +88,14 @@ class Fabric:
     served: set[tuple[str, str]] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
     calls: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    limits: dict[str, float] = field(default_factory=dict)
     refusals: dict[tuple[int, str], int] = field(default_factory=dict)
     memory: dict[int, set[str]] = field(default_factory=dict)
     formed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def called(self, command: str, timeout_s: float, *arguments: str) -> None:
+        self.calls.add((command, arguments))
+        self.limits[command] = min(timeout_s, self.limits.get(command, timeout_s))
 
     def prune(self, keep: int, protected: set[str]) -> None:
         """As a real trainer does once a checkpoint is durable."""

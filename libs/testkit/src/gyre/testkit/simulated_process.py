@@ -36,7 +36,8 @@ class SimulatedProcess:
     def alive(self) -> bool:
         return not self._dead.is_set()
 
-    async def start(self) -> None:
+    async def start(self, timeout_s: float) -> None:
+        self.fabric.called("start", timeout_s)
         await asyncio.sleep(2.0 + 3.0 * self.fabric.source.random())
         if not self.alive:
             raise TrainerGone("the trainer ended")
@@ -66,7 +67,7 @@ class SimulatedProcess:
 
     async def call(self, command: str, timeout_s: float, /, **arguments: Any) -> dict[str, Any]:
         """Raises TrainerRefused, TrainerGone, as the real one does."""
-        self.fabric.calls.add((command, tuple(sorted(arguments))))
+        self.fabric.called(command, timeout_s, *sorted(arguments))
         work = asyncio.ensure_future(getattr(self, f"_{command}")(**arguments))
         death = asyncio.ensure_future(self._dead.wait())
         try:

@@ -41,12 +41,12 @@ class SimulatedTrainer(SimulatedProcess):
         version: int,
         lineage: int,
         transport: str,
-        own_host: str,
         allow_public: bool,
     ) -> dict[str, Any]:
         await self.fabric.pause(0.5)
         server = self.fabric.servers.get(port)
-        if server is None or server.label != (lineage, version):
+        refused = self.fabric.refuses(self.cell, "pull_weights")
+        if refused or server is None or server.label != (lineage, version):
             raise TrainerRefused("weights_unavailable", f"{port}: no {lineage}.{version}")
         content = server.content
         await self.fabric.pause(0.5)

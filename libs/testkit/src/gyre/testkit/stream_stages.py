@@ -109,7 +109,8 @@ def _work(options: argparse.Namespace, stage: int) -> None:
 def _train(run: Run, line: HeaderLine, out: str) -> None:
     import safetensors.torch
 
-    from gyre.cell_agent.trainer.model.stages import stage_gradients, sum_tied_gradients
+    from gyre.cell_agent.trainer.model.stages import sum_tied_gradients
+    from gyre.testkit.stage_names import stage_gradients
 
     stage = _stage(run)
     told = {"megatron": _by_megatron, "stream": _streamed}[run.schedule](stage, line, run)
@@ -123,9 +124,10 @@ def _stage(run: Run) -> Stage:
 
     from gyre.cell_agent.trainer.model.hf_config import read_policy_config
     from gyre.cell_agent.trainer.model.policy import build_model
-    from gyre.cell_agent.trainer.model.stages import own_stage, stage_parameters
+    from gyre.cell_agent.trainer.model.stages import own_stage
     from gyre.cell_agent.trainer.model.weights_io import read_weights
     from gyre.testkit.hf_conversion import hf_to_megatron
+    from gyre.testkit.stage_names import stage_parameters
 
     policy = read_policy_config(Path(run.model))
     stage = own_stage(build_model(policy, getattr(torch, run.dtype)))

@@ -16,7 +16,7 @@ from gyre.cell_agent.performer import Performer
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.contracts.events.cells import RoleChanged
-from gyre.core.cell import CellState, duties
+from gyre.core.cell import CellState, orders
 from gyre.core.cell.state import Checkpoint
 from gyre.testkit.specs import job_spec
 
@@ -43,13 +43,13 @@ class SwitchingCell:
         return await self.performer.processes.live_trainer.call(command, 60.0, **arguments)
 
     async def leave(self) -> RoleChanged:
-        return await self._change(duties.EnterTraining())
+        return await self._change(orders.EnterTraining())
 
     async def come_back(self, checkpoint: Checkpoint | None = None) -> RoleChanged:
         version = checkpoint.version if checkpoint is not None else VERSION
-        return await self._change(duties.ReturnToRollout(checkpoint=checkpoint, version=version))
+        return await self._change(orders.ReturnToRollout(checkpoint=checkpoint, version=version))
 
-    async def _change(self, duty: duties.Duty) -> RoleChanged:
+    async def _change(self, duty: orders.Duty) -> RoleChanged:
         [report] = await self.performer.perform(duty, self.state)
         assert isinstance(report.body, RoleChanged)
         self.state.role = report.body.role
@@ -97,8 +97,8 @@ async def switching_cell(
     )
     performer = Performer(settings, CellProcesses(settings))
     try:
-        await performer.perform(duties.StartEngine(path=None, version=VERSION), state)
-        await performer.perform(duties.StartTrainer(path=None, version=VERSION), state)
+        await performer.perform(orders.StartEngine(path=None, version=VERSION), state)
+        await performer.perform(orders.StartTrainer(path=None, version=VERSION), state)
         yield SwitchingCell(performer=performer, state=state, model=model)
     finally:
         await performer.processes.stop()

@@ -1,13 +1,13 @@
-"""A random Qwen3 of a few thousand parameters, as a Hugging Face directory.
+"""A random Qwen3 or Llama of a few thousand parameters, as a Hugging Face directory.
 
-Small enough that an engine or a trainer loads it in milliseconds, real enough (Qwen3
-architecture, a byte-level BPE tokenizer with Qwen3's special tokens) that the programs under
-test read it exactly as they read a released checkpoint. Needs `transformers`, imported lazily.
+Small enough that an engine or a trainer loads it in milliseconds, real enough (a released model's
+architecture, a byte-level BPE tokenizer with Qwen3's special tokens) that the programs under test
+read it exactly as they read a released checkpoint. Needs `transformers`, imported lazily.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,11 @@ def make_tiny_model(
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 2048,
     num_experts: int | None = None,
+    llama: bool = False,
 ) -> Path:
     """Write config.json, model.safetensors (fp32) and the tokenizer files; return `directory`.
 
-    num_experts: of a Qwen3-MoE, two a token; None for a dense model.
+    num_experts: of a Qwen3-MoE, two a token; None for a dense model. llama: a Llama, dense.
 
     The same seed gives the same bytes of weights. The weights are spread wide enough that
     the next-token distribution is far from uniform, so that greedy decoding is not a tie.
@@ -59,9 +60,10 @@ def make_tiny_model(
     if len(tokenizer) > vocab_size:
         raise ValueError(f"vocab_size {vocab_size} is below the tokenizer's {len(tokenizer)}")
     tokenizer.save_pretrained(str(path))
-    model = _random_qwen3(
+    make = _llama if llama else _dense if num_experts is None else _experts(num_experts)
+    model = _random(
         seed,
-        num_experts,
+        make,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -77,6 +79,11 @@ def make_tiny_model(
     )
     model.save_pretrained(str(path))
     return path
+
+
+def make_two_tiny_models(root: Path) -> tuple[Path, Path]:
+    """Below `root`: an engine can be given the second's weights after the first's."""
+    return make_tiny_model(root / "m0", seed=0), make_tiny_model(root / "m1", seed=1)
 
 
 def train_bpe(texts: Sequence[str], vocab_size: int) -> Any:
@@ -110,13 +117,13 @@ def make_tiny_tokenizer(vocab_size: int = 400, corpus: Sequence[str] = _CORPUS) 
     )
 
 
-def _random_qwen3(seed: int, num_experts: int | None, **config: Any) -> Any:
-    """A Qwen3ForCausalLM, or its counterpart of experts, in fp32 whose matrices have unit gain."""
+def _random(seed: int, make: Callable[..., Any], **config: Any) -> Any:
+    """What `make` makes of the config, in fp32 with matrices of unit gain."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (_experts(num_experts, config) if num_experts else _dense(config)).float()
+        model = make(**config).float()
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
@@ -125,22 +132,30 @@ def _random_qwen3(seed: int, num_experts: int | None, **config: Any) -> Any:
     return model
 
 
-def _dense(config: Mapping[str, Any]) -> Any:
+def _dense(**config: Any) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**config))
 
 
-def _experts(count: int, config: Mapping[str, Any]) -> Any:
+def _llama(**config: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**config))
+
+
+def _experts(count: int) -> Callable[..., Any]:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    half = config["intermediate_size"] // 2
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **config,
-            num_experts=count,
-            num_experts_per_tok=2,
-            moe_intermediate_size=half,
-            norm_topk_prob=True,
+    def make(**config: Any) -> Any:
+        return Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **config,
+                num_experts=count,
+                num_experts_per_tok=2,
+                moe_intermediate_size=config["intermediate_size"] // 2,
+                norm_topk_prob=True,
+            )
         )
-    )
+
+    return make

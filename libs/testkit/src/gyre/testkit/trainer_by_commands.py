@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LR = 1e-4
 
 
-def make(model_path: Path, dtype: str, **launch: Any) -> TrainerCommands:
+def make(model_path: Path, dtype: str, *, device: str = "cpu", **launch: Any) -> TrainerCommands:
     """Configured, in a world of one, with the model's own weights as version 0."""
     import torch.distributed
 
@@ -34,7 +34,8 @@ def make(model_path: Path, dtype: str, **launch: Any) -> TrainerCommands:
 
     if not torch.distributed.is_initialized():
         start_world()
-    made = TrainerCommands(TrainerLaunch(cell=0, model_path=model_path, dtype=dtype, **launch))
+    told = TrainerLaunch(cell=0, model_path=model_path, dtype=dtype, **launch)
+    made = TrainerCommands(told, torch.device(device))
     made.run(
         "configure",
         {
@@ -60,7 +61,9 @@ def accumulate(trainer: TrainerCommands, version: int, directory: Path) -> dict[
     trainer.run("begin_batch", {"batch": f"b{version}", "version": version})
     path = directory / f"{version}.step"
     path.write_bytes(encode_microstep(some_step(version)))
-    return trainer.run("micro_step", {"path": str(path)})
+    trainer.run("submit_step", {"source": str(path)})
+    report: dict[str, Any] = trainer.run("flush_steps", {})["reports"][-1]
+    return report
 
 
 def update(trainer: TrainerCommands, version: int, directory: Path) -> dict[str, Any]:

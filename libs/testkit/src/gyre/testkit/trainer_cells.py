@@ -8,7 +8,7 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from gyre.contracts.training_job import LayoutSection
 from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 from gyre.testkit.tiny_model import make_tiny_model
+from gyre.testkit.trainer_calls import micro_step, stopped
 from gyre.testkit.training import make_executions, make_micro_step
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 # Generous: several trainers import torch at once, on whatever machine this is.
 CALL_S = 120.0
-# Wide bounds keep most executions of a random policy in; the mask has tests of its own.
+# So wide that in every micro-step of `batch_of_steps` an execution has a gradient: s_i of a random
+# policy lies between 0.2 and 0.8 there. A few are masked.
 OBJECTIVE = ObjectiveSettings(
-    name="gspo_token", clip_low=0.5, clip_high=1.5, token_weight_cap=5.0, loss_cap=100.0
+    name="gspo_token", clip_low=0.25, clip_high=1.5, token_weight_cap=5.0, loss_cap=100.0
 )
 OPTIMIZER = {
     "lr": 1e-3,
@@ -96,6 +98,12 @@ class Cells:
     async def load(self, trainer: TrainerGroup) -> None:
         await trainer.call("load_weights", CALL_S, path=self.model, version=3, lineage=0)
 
+    async def renew(self) -> None:
+        """All trainers without an open batch, at the model's own weights."""
+        for trainer in self.trainers:
+            await trainer.call("drop_accumulation", CALL_S)
+            await self.load(trainer)
+
     async def form(self, members: Sequence[TrainerGroup]) -> None:
         """The next epoch's world, with these as ranks 0, 1, ..."""
         self.epoch += 1
@@ -135,7 +143,7 @@ class Cells:
         for step in steps:
             path = self.work / f"{step.batch}-{step.index}.npz"
             path.write_bytes(encode_microstep(step))
-            answers.append(await trainer.call("micro_step", CALL_S, path=path))
+            answers.append(await micro_step(trainer, path, CALL_S))
         return answers
 
     async def finish(
@@ -165,7 +173,7 @@ class Cells:
 
 
 def objective_json() -> dict[str, Any]:
-    return {name: getattr(OBJECTIVE, name) for name in ObjectiveSettings.__slots__}
+    return asdict(OBJECTIVE)
 
 
 def batch_of_steps(batch: str = "b0", *, count: int = 5, seed: int = 0) -> list[MicroStep]:
@@ -189,8 +197,9 @@ async def running(
     layout: LayoutSection = ONE_RANK,
     silence_s: float = SILENCE_S,
     tokens_per_s: float | None = None,
+    num_experts: int | None = None,
 ) -> AsyncIterator[Cells]:
-    """tokens_per_s: emulated, of each trainer."""
+    """tokens_per_s: emulated, of each trainer. num_experts: of the model, None for a dense one."""
     store = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gyre.cell_agent.rendezvous"),
         stdin=asyncio.subprocess.PIPE,
@@ -200,7 +209,7 @@ async def running(
     assert store.stdin is not None
     line = await asyncio.wait_for(store.stdout.readline(), CALL_S)
     cells = Cells(
-        model=make_tiny_model(work / "model"),
+        model=make_tiny_model(work / "model", num_experts=num_experts),
         work=work,
         dtype=dtype,
         port=json.loads(line)["port"],
@@ -212,6 +221,6 @@ async def running(
         await asyncio.gather(*(cells.add() for _ in range(num_cells)))
         yield cells
     finally:
-        await asyncio.gather(*(trainer.stop() for trainer in cells.trainers))
+        await asyncio.gather(*(stopped(trainer) for trainer in cells.trainers))
         store.stdin.close()
         assert await asyncio.wait_for(store.wait(), CALL_S) == 0

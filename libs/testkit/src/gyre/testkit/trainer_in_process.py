@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from gyre.core.microstep import MicroStep
 from gyre.core.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
+    from gyre.cell_agent.trainer.batch.batch_record import MicroStepReport
     from gyre.cell_agent.trainer.batch.passes import Evaluated
     from gyre.cell_agent.trainer.model.packing import PackedMicroStep
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
@@ -35,7 +36,7 @@ def start_world() -> None:
     start_cell_world()
 
 
-def make_trainer(model_path: Path, dtype: torch.dtype, **options: bool) -> MegatronTrainer:
+def make_trainer(model_path: Path, dtype: torch.dtype, **options: Any) -> MegatronTrainer:
     """Configured, and with the directory's weights as `VERSION`. options: of `build_model`."""
     from gyre.cell_agent.trainer.carriers import WeightsName
     from gyre.cell_agent.trainer.model.hf_config import read_policy_config
@@ -53,6 +54,12 @@ def make_trainer(model_path: Path, dtype: torch.dtype, **options: bool) -> Megat
         job="j", objective=OBJECTIVE, optimizer=optimizer, max_mismatch=None
     )
     return trainer
+
+
+def added(trainer: MegatronTrainer, step: MicroStep) -> MicroStepReport:
+    """Into the gradients of the open batch; its report."""
+    trainer.submit(step)
+    return trainer.flush()[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

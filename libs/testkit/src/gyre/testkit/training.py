@@ -1,8 +1,8 @@
 """Micro-steps to train on, and the plain computation that a trainer is held against.
 
-`PlainPolicy` is a Qwen3 written out in a few lines, one sequence at a time, in any precision;
-`plain_gradients` is eq. (5)-(6) over it with the plain-float objective. Nothing is packed, shared,
-split or distributed here.
+`PlainPolicy` is a Qwen3 or a Llama written out in a few lines, one sequence at a time, in any
+precision; `plain_gradients` is eq. (5)-(6) over it with the plain-float objective. Nothing is
+packed, shared, split or distributed here.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def make_micro_step(
 
 
 class PlainPolicy:
-    """Qwen3, dense or of experts, over Hugging Face weights: config is config.json's object."""
+    """A Qwen3, dense or of experts, or a Llama, over Hugging Face weights: config is config.json's
+    object."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         self.weights = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
@@ -158,8 +159,9 @@ class PlainPolicy:
             (hidden @ self.weights[f"{at}{part}_proj.weight"].T).view(len(hidden), -1, size)
             for part in "qkv"
         )
-        query = _rotated(self._norm(query, at + "q_norm"), self.config)
-        key = _rotated(self._norm(key, at + "k_norm"), self.config)
+        if self.config["model_type"] != "llama":
+            query, key = self._norm(query, at + "q_norm"), self._norm(key, at + "k_norm")
+        query, key = _rotated(query, self.config), _rotated(key, self.config)
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * size**-0.5

@@ -10,7 +10,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events
-from gyre.core.cell.duties import BEFORE_ALL
+from gyre.core.cell.orders import BEFORE_ALL
 from gyre.core.routing import parse_weight_version
 from gyre.core.scheduling import JobState, evolve, next_decision
 from gyre.testkit.simulated_fabric import INITIAL, Label

@@ -23,6 +23,7 @@ from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.job import JobSpec
@@ -204,12 +205,12 @@ class TrainingWorld:
                 cell.kill(strike.victim)
 
     async def _release(self, cell: int) -> None:
-        await self._ask(sched.ReleaseRequested(cell=cell), ("release", cell))
+        await self._ask(request_events.ReleaseRequested(cell=cell), ("release", cell))
 
     async def _resume(self) -> None:
         await asyncio.sleep(self.resumed_after_s)
         now = VirtualClock().now()
-        await self._ask(sched.ResumeRequested(now=now), ("resume", f"{now:.3f}"))
+        await self._ask(request_events.ResumeRequested(now=now), ("resume", f"{now:.3f}"))
 
     async def _ask(self, body: Body, cause: tuple[str | int, ...]) -> None:
         """As the API does: behind whatever the scheduler said last."""

@@ -5,6 +5,7 @@ Invariants:
 - what an agent says is folded before the next duty is chosen, so nothing is done twice;
 - a dead engine or trainer is said first, then started again; a dead agent's successor says it;
 - a world that failed is said when the peer's death is known, or when nobody has explained it;
+- weights of a batch that could not be had are asked for again until its window closes;
 - a trainer that waits for a peer which the log says is gone is ended, if nothing is lost with it.
 """
 
@@ -23,13 +24,17 @@ from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.cell import CellState, Duty, evolve_cell, next_duty
-from gyre.core.cell.duties import FinishBatch, FormWorld, ReportBroken
+from gyre.core.cell.orders import FinishBatch, FormWorld, JoinBatch, ReportBroken
 
 # An own event comes back within milliseconds; a log that takes this long is not there.
 FOLD_DEADLINE_S = 60.0
 # How long a dead peer's agent has to say so before we ask for a new world: were we faster, that
 # world would count on the dead. A death is noticed and appended within milliseconds.
 EXPLANATION_S = 5.0
+# Before weights that could not be had are asked for again: doubled each time, up to the most. A
+# batch lasts minutes, and a core that is asked in vain is asked by all cells that came late.
+PULL_AGAIN_S = 1.0
+PULL_AGAIN_MOST_S = 16.0
 # A collective with a dead peer fails within milliseconds. One that has not by then waits for a peer
 # that hangs, or never connected, and would wait for the world's whole time-out.
 HANGING_S = 15.0
@@ -48,7 +53,7 @@ class CellAgent:
         self._last_on: dict[str, int] = {}
         self._folded = 0
         self._num_said = 0
-        self._noticed: tuple[int, float] = (0, 0.0)
+        self._noticed = ("", 0.0)
         self._peer_gone = asyncio.Event()
         self.state = CellState(cell=cell)
 
@@ -76,7 +81,7 @@ class CellAgent:
         if duty is None:
             await self._wait(None)
             return
-        if isinstance(duty, ReportBroken) and (patience := self._patience(duty)) > 0:
+        if (patience := self._patience(duty)) > 0:
             await self._wait(patience)
             return
         get_logger().debug("duty", duty=type(duty).__name__)
@@ -112,12 +117,21 @@ class CellAgent:
         state = self.state
         return not state.is_core or (state.batch is None and state.version == state.durable)
 
-    def _patience(self, duty: ReportBroken) -> float:
-        """Seconds left for an explanation, counted from when this broken world was noticed."""
+    def _patience(self, duty: Duty) -> float:
+        """Seconds until it is to be done, counted from when it was noticed: those of a broken world
+        that nobody has explained, or between two tries to have a batch's weights."""
+        match duty:
+            case ReportBroken(explained=False):
+                noticed, wait_s = f"world {duty.epoch}", EXPLANATION_S
+            case JoinBatch(num_missed=missed) if missed:
+                noticed = f"batch {duty.batch.batch}, {missed} times"
+                wait_s = min(PULL_AGAIN_S * 2 ** (missed - 1), PULL_AGAIN_MOST_S)
+            case _:
+                return 0.0
         now = asyncio.get_running_loop().time()
-        if self._noticed[0] != duty.epoch:
-            self._noticed = (duty.epoch, now)
-        return 0.0 if duty.explained else self._noticed[1] + EXPLANATION_S - now
+        if self._noticed[0] != noticed:
+            self._noticed = (noticed, now)
+        return self._noticed[1] + wait_s - now
 
     async def _wait(self, timeout_s: float | None) -> None:
         """Until a fact comes, a process ends, or the time is over."""

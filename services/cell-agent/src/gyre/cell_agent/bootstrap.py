@@ -22,6 +22,7 @@ from gyre.adapters.runtime import Runtime
 from gyre.cell_agent.agent import CellAgent
 from gyre.cell_agent.engine.launch import startable, visible_device
 from gyre.cell_agent.engine.sglang.launch import installed_python
+from gyre.cell_agent.gpus import trains_on_gpu
 from gyre.cell_agent.heartbeat import beat
 from gyre.cell_agent.nodes.host import NodeHost
 from gyre.cell_agent.nodes.lead import Nodes
@@ -48,18 +49,20 @@ async def main(settings: CellAgentSettings, runtime: Runtime) -> None:
         journal=Journal(log, SystemClock(), DirectoryBlobStore(settings.blobs_dir)),
         performer=performer,
     )
-    online = AgentOnline(
-        cell=settings.cell,
-        incarnation=incarnation,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        engines=startable(installed_python(settings.sglang_python)),
-        has_gpu=visible_device(os.environ) == "cuda",
-    )
     ready = asyncio.Event()
     try:
         if nodes is not None:
             await nodes.gather()
+        online = AgentOnline(
+            cell=settings.cell,
+            incarnation=incarnation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            engines=startable(installed_python(settings.sglang_python)),
+            has_gpu=visible_device(os.environ) == "cuda",
+            trains_on_gpu=trains_on_gpu(os.environ),
+            node_ranks=performer.processes.node_ranks,
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(agent.run(online, ready))
             tasks.create_task(beat(settings.nats_url, cell=settings.cell, incarnation=incarnation))

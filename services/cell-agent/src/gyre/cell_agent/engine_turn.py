@@ -32,6 +32,8 @@ ANNOUNCE_S = 1.0
 # way, until its proxy sees that it has moved: milliseconds.
 RELEASE_S = 5.0
 
+# No call of an execution has an id like it.
+WARM_RID = "warm-up"
 # A prefill and a decode: the first of either is slow, and no call shall pay for it.
 _WARM_TOKENS = [1, 2, 3, 4]
 _WARM_SAMPLING = {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True}
@@ -94,7 +96,7 @@ async def warm(engine: EngineClient) -> None:
     await engine.generate(
         input_ids=_WARM_TOKENS,
         sampling_params=_WARM_SAMPLING,
-        rid="warm-up",
+        rid=WARM_RID,
         return_logprob=False,
         timeout_s=_WARM_S,
     )

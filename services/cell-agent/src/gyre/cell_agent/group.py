@@ -27,9 +27,7 @@ REFUSAL_S = 10.0
 # The longest that a body is waited for before the trainer refuses the command (`blob_fetch`).
 FETCH_S = 40.0
 # What takes the time of a few micro-steps, and seconds that it may wait beyond them.
-PACED: Mapping[str, float] = MappingProxyType(
-    {"micro_step": 0.0, "submit_step": FETCH_S, "flush_steps": 0.0}
-)
+PACED: Mapping[str, float] = MappingProxyType({"submit_step": FETCH_S, "flush_steps": 0.0})
 
 
 class Rank(Protocol):
@@ -54,8 +52,6 @@ class Rank(Protocol):
     async def wait(self) -> int: ...
 
     def kill(self) -> None: ...
-
-    async def stop(self, timeout_s: float = ...) -> int: ...
 
 
 class TrainerGroup:
@@ -92,7 +88,8 @@ class TrainerGroup:
         return tuple(rank.pid for rank in self._ranks if rank.is_here)
 
     async def start(self, timeout_s: float = 120.0) -> Answer:
-        """Rank 0's status once all take commands. Raises TrainerGone, TrainerTimeout."""
+        """Rank 0's status once all take commands. Raises TrainerRefused: none of them can start,
+        and all end; TrainerGone, TrainerTimeout."""
         for rank in self._ranks:
             await rank.spawn()
             self._spawned.append(rank)
@@ -203,11 +200,6 @@ class TrainerGroup:
         """SIGKILL to all ranks; `wait` collects them. No error if they have ended."""
         for rank in self._spawned:
             rank.kill()
-
-    async def stop(self, timeout_s: float = 10.0) -> int:
-        """Asks all to exit, kills at the deadline; returns the worst exit status."""
-        statuses = await asyncio.gather(*(rank.stop(timeout_s) for rank in self._spawned))
-        return next((status for status in statuses if status), 0)
 
 
 def _refused(call: asyncio.Task[Answer]) -> bool:

@@ -17,7 +17,7 @@ from gyre.cell_agent.stepping.checkpoints import CheckpointDuties
 from gyre.cell_agent.stepping.publishing import PublishingDuties
 from gyre.cell_agent.stepping.worlds import WorldDuties
 from gyre.cell_agent.trainer.process.client import TrainerCallError
-from gyre.core.cell import CellState, Duty, Holdings, duties
+from gyre.core.cell import CellState, Duty, Holdings, orders
 
 
 class Performer:
@@ -56,50 +56,50 @@ class Performer:
 
     async def _dispatch(self, duty: Duty, state: CellState) -> list[Report]:
         match duty:
-            case duties.StopJob():
+            case orders.StopJob():
                 return await self._roles.stop_job(state)
-            case duties.StartEngine():
+            case orders.StartEngine():
                 return await self._roles.start_engine(duty, state)
-            case duties.ReportRollout():
+            case orders.ReportRollout():
                 return self._roles.report_rollout(duty, state)
-            case duties.EnterTraining():
+            case orders.EnterTraining():
                 return await self._roles.enter_training(state)
-            case duties.ReturnToRollout():
+            case orders.ReturnToRollout():
                 return await self._roles.return_to_rollout(duty, state)
-            case duties.ExposeWeights():
+            case orders.ExposeWeights():
                 return await self._publishing.expose(duty, state)
-            case duties.OfferCheckpoint():
+            case orders.OfferCheckpoint():
                 return await self._publishing.offer(duty, state)
-            case duties.LoadWeights():
+            case orders.LoadWeights():
                 return await self._publishing.load_weights(duty, state)
-            case duties.Publish():
+            case orders.Publish():
                 return self._publishing.publish(duty)
             case _:
                 return await self._train(duty, state)
 
     async def _train(self, duty: Duty, state: CellState) -> list[Report]:
         match duty:
-            case duties.StartTrainer():
+            case orders.StartTrainer():
                 return await self._checkpoints.start_trainer(duty, state)
-            case duties.RestoreCore():
+            case orders.RestoreCore():
                 return await self._checkpoints.restore_core(duty, state)
-            case duties.SaveCheckpoint():
+            case orders.SaveCheckpoint():
                 return await self._checkpoints.save_checkpoint(duty, state)
-            case duties.AwaitCheckpoint():
+            case orders.AwaitCheckpoint():
                 return await self._checkpoints.await_checkpoint(duty, state)
-            case duties.AwaitWorld():
+            case orders.AwaitWorld():
                 return await self._worlds.await_world(duty, state)
-            case duties.FormWorld():
+            case orders.FormWorld():
                 return await self._worlds.form_world(duty, state)
-            case duties.ReportBroken():
+            case orders.ReportBroken():
                 return self._worlds.report_broken(duty, state)
-            case duties.JoinBatch():
+            case orders.JoinBatch():
                 return await self._batches.join_batch(duty, state)
-            case duties.ClaimMicroStep():
+            case orders.ClaimMicroStep():
                 return self._batches.claim(duty, state)
-            case duties.TrainMicroStep():
+            case orders.TrainMicroStep():
                 return await self._batches.train(duty, state)
-            case duties.FinishBatch():
+            case orders.FinishBatch():
                 return await self._batches.finish(duty, state)
             case _:
                 raise TypeError(f"no way to perform {duty!r}")

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.cell_memory import CellMemory
+from gyre.cell_agent.deadlines import STATE_BYTES, Deadlines
 from gyre.cell_agent.engine.errors import EngineError, EngineRefusedError, EngineTimeoutError
 from gyre.cell_agent.trainer.process.client import TrainerCallError, TrainerTimeout
 from gyre.contracts.events.cells import RolePhase
@@ -48,7 +49,20 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
         "open_routes": 30.0,
     }
 )
-"""Seconds by phase; the job's transition_deadline_s ends any of them earlier."""
+"""Seconds by phase, of a small model; the job's transition_deadline_s ends any of them earlier."""
+
+# How many times the weights' bytes a phase moves, for which it has more time. Weights that are
+# received come over the network, go into the engine, and are read there for their checksum.
+_MOVES: Mapping[str, int] = MappingProxyType(
+    {
+        "release_engine": 1,
+        "restore_trainer": STATE_BYTES,
+        "offload_trainer": STATE_BYTES,
+        "resume_engine": 1,
+        "pull_weights": 1,
+        "receive_weights": 3,
+    }
+)
 
 # Phases whose work the undoing of this one does again, at most.
 _DONE_AGAIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -70,9 +84,14 @@ _TRAINERS = frozenset({"restore_trainer", "pull_weights", "register", "offload_t
 _CHANGES_ENGINE = frozenset({"release_engine", "resume_engine", "receive_weights", "warm"})
 
 
-def undo_deadline_s(phase: str) -> float:
+def deadline_s(phase: str, deadlines: Deadlines) -> float:
+    """Its own, whatever the job says."""
+    return DEADLINES_S[phase] + deadlines.moving_s(_MOVES.get(phase, 0))
+
+
+def undo_deadline_s(phase: str, deadlines: Deadlines) -> float:
     """For the undoing of this phase."""
-    return UNDO_S + sum(DEADLINES_S[again] for again in _DONE_AGAIN.get(phase, ()))
+    return UNDO_S + sum(deadline_s(again, deadlines) for again in _DONE_AGAIN.get(phase, ()))
 
 
 def now() -> float:
@@ -92,10 +111,11 @@ class PhaseFailed(Exception):
 class Phases:
     """One role change. records: of the phases that ended, in order; mutated by each."""
 
-    def __init__(self, memory: MemoryReader, limit_s: float) -> None:
-        """limit_s: no phase may take longer, whatever its own deadline."""
+    def __init__(self, memory: MemoryReader, deadlines: Deadlines, limit_s: float) -> None:
+        """deadlines: of the job's model. limit_s: no phase may take longer, whatever its own."""
         self.records: list[RolePhase] = []
         self._memory = memory
+        self._deadlines = deadlines
         self._limit_s = limit_s
         self._undos: list[tuple[str, Undo]] = []
 
@@ -104,19 +124,19 @@ class Phases:
         """undo: takes the phase back, whether it was done, half done or not begun. Raises
         PhaseFailed, and what the body raises of a process that is gone; EngineTimeoutError where
         the engine may have changed and did not say so."""
-        deadline_s = min(DEADLINES_S[name], self._limit_s)
+        limit_s = min(deadline_s(name, self._deadlines), self._limit_s)
         if undo is not None:
             self._undos.append((name, undo))
         began = now()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(limit_s):
                 yield
         except (EngineRefusedError, TrainerCallError) as error:
             await self._record(name, began, failed=True)
             raise PhaseFailed(name, error) from error
         except TimeoutError as error:
             await self._record(name, began, failed=True)
-            words = f"not done after {deadline_s:g} s"
+            words = f"not done after {limit_s:.1f} s"
             if name in _CHANGES_ENGINE:
                 raise EngineTimeoutError(f"{name}: {words}") from error
             kind = TrainerTimeout if name in _TRAINERS else EngineTimeoutError
@@ -128,12 +148,12 @@ class Phases:
         while self._undos:
             name, undo = self._undos.pop()
             get_logger().info("phase_undone", phase=name)
-            deadline_s = undo_deadline_s(name)
+            limit_s = undo_deadline_s(name, self._deadlines)
             try:
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout(limit_s):
                     await undo()
             except TimeoutError as error:
-                raise EngineError(f"{name} was not undone after {deadline_s:g} s") from error
+                raise EngineError(f"{name} was not undone after {limit_s:.1f} s") from error
 
     async def _record(self, name: str, began: float, *, failed: bool) -> None:
         seconds = now() - began

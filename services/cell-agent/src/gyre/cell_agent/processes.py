@@ -12,9 +12,11 @@ from typing import Literal
 from gyre.adapters.keys import make_migration_key
 from gyre.cell_agent.cell_memory import CellMemory, cell_memory
 from gyre.cell_agent.child_environment import trainer_environment
+from gyre.cell_agent.deadlines import Deadlines, deadlines_of
 from gyre.cell_agent.engine.launch import EngineLaunch, EngineStartError, visible_device
 from gyre.cell_agent.engine.process import EngineProcess
 from gyre.cell_agent.engine.sglang.launch import installed_python
+from gyre.cell_agent.gpus import rank_limit
 from gyre.cell_agent.group import Rank, TrainerGroup
 from gyre.cell_agent.nodes.lead import Nodes
 from gyre.cell_agent.nodes.messages import StartRank
@@ -55,6 +57,13 @@ class CellProcesses:
         return self._settings.home / "logs"
 
     @property
+    def node_ranks(self) -> tuple[int | None, ...]:
+        """The most trainer ranks that each of the cell's nodes takes, once all have reported."""
+        if self._nodes is not None:
+            return self._nodes.limits
+        return (rank_limit(self._settings.node_ranks, os.environ),)
+
+    @property
     def live_engine(self) -> EngineProcess:
         if self.engine is None:
             raise ProcessLost(process="engine", error="it is not running")
@@ -65,6 +74,10 @@ class CellProcesses:
         if self.trainer is None:
             raise ProcessLost(process="trainer", error="it is not running")
         return self.trainer
+
+    def deadlines(self, state: CellState) -> Deadlines:
+        """By when they have to answer."""
+        return deadlines_of(state.required_spec, visible_device(os.environ))
 
     async def start_engine(
         self, state: CellState, path: str | None, version: tuple[int, int]
@@ -105,7 +118,7 @@ class CellProcesses:
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         trainer = self._new_trainer(state)
         self.trainer = trainer
-        await trainer.start()
+        await trainer.start(self.deadlines(state).start_s)
         self._watches["trainer"] = asyncio.create_task(self._watch_trainer(trainer))
 
     def _new_engine(self) -> EngineProcess:
@@ -134,13 +147,12 @@ class CellProcesses:
             nice=settings.trainer_nice,
             tokens_per_s=_emulation(state).training_tokens_per_s,
         )
-        limits = (settings.node_ranks,) if self._nodes is None else self._nodes.limits
         try:
-            homes = spread_ranks(layout, limits)
+            homes = spread_ranks(layout, self.node_ranks)
         except LayoutDoesNotFit as error:
             raise TrainerGone(str(error)) from error
         ranks = [
-            self._new_rank(node, launch.of_rank(rank), start, job)
+            self._new_rank(node, launch.of_rank(rank, homes[:rank].count(node)), start, job)
             for rank, node in enumerate(homes)
         ]
         return TrainerGroup(ranks, self._pace)

@@ -8,7 +8,8 @@ Invariants:
 - no change has engine and trainer hold the memory both: one side's is given up, and known to be,
   before the other's is taken. A release that is refused ends the change. Outside of changes there
   are moments of both (`stepping.checkpoints`): a trainer that starts beside an engine that serves
-  holds its own until it has loaded and offloads, a core that is restored there while it loads;
+  holds its own until it has loaded and offloads, but on a GPU; a core that is restored there holds
+  its own while it loads;
 - a change that fails is undone, phase by phase, and the cell keeps the role it had. On the way to
   training that is said, with the phase; on the way back it is tried once more, and then whoever
   failed is ended: a new process begins with the right weights. Where the core cannot be had the
@@ -29,12 +30,12 @@ from gyre.cell_agent.engine.base import EngineClient, EngineError
 from gyre.cell_agent.phases import PhaseFailed, Phases, now
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.stepping import publishing
-from gyre.cell_agent.stepping.base import DROP_S, SHORT_S, DutyFamily
+from gyre.cell_agent.stepping.base import DutyFamily
 from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerTimeout
 from gyre.cell_agent.weights.courier import WeightsNotHad
 from gyre.cell_agent.weights.delivery import load, load_while_serving, newest_weights
 from gyre.contracts.events import cells as cell_events
-from gyre.core.cell import CellState, duties
+from gyre.core.cell import CellState, duties, orders
 from gyre.core.cell.state import Version
 
 
@@ -49,12 +50,12 @@ class Change(NamedTuple):
 class RoleDuties(DutyFamily):
     """The cell's role, and what changes it."""
 
-    async def start_engine(self, duty: duties.StartEngine, state: CellState) -> list[Report]:
+    async def start_engine(self, duty: orders.StartEngine, state: CellState) -> list[Report]:
         await self._processes.start_engine(state, duty.path, duty.version)
         self._held.engine_version = duty.version
         return []
 
-    def report_rollout(self, duty: duties.ReportRollout, state: CellState) -> list[Report]:
+    def report_rollout(self, duty: orders.ReportRollout, state: CellState) -> list[Report]:
         return [self._role(self._change(state), "rollout", duty.version)]
 
     async def enter_training(self, state: CellState) -> list[Report]:
@@ -85,11 +86,11 @@ class RoleDuties(DutyFamily):
             await engine_turn.copied_away(engine, pinned_until)
         async with phases("release_engine"):
             await engine_turn.release(engine)
-        async with phases("restore_trainer", undo=self._take_from_trainer):
-            await self._trainer.call("restore", SHORT_S)
+        async with phases("restore_trainer", undo=partial(self._take_from_trainer, state)):
+            await self._restore(state)
 
     async def return_to_rollout(
-        self, duty: duties.ReturnToRollout, state: CellState
+        self, duty: orders.ReturnToRollout, state: CellState
     ) -> list[Report]:
         change = self._change(state)
         failed = await self._failed_to_return(change, duty)
@@ -104,7 +105,7 @@ class RoleDuties(DutyFamily):
         raise failed.cause from failed
 
     async def _failed_to_return(
-        self, change: Change, duty: duties.ReturnToRollout
+        self, change: Change, duty: orders.ReturnToRollout
     ) -> PhaseFailed | None:
         """Tries, and undoes what it did if a phase fails, which it returns."""
         try:
@@ -116,10 +117,10 @@ class RoleDuties(DutyFamily):
             return failed
         return None
 
-    async def _give_to_engine(self, change: Change, duty: duties.ReturnToRollout) -> None:
+    async def _give_to_engine(self, change: Change, duty: orders.ReturnToRollout) -> None:
         state, phases = change.state, change.phases
-        async with phases("offload_trainer", undo=self._give_back_to_trainer):
-            await self._offload()
+        async with phases("offload_trainer", undo=partial(self._restore, state)):
+            await self._offload(state)
         weights, courier = newest_weights(state), self._processes.courier
         in_flight = state.required_spec.weights.in_flight
         is_new = self._processes.engine is None
@@ -128,7 +129,7 @@ class RoleDuties(DutyFamily):
             if weights.offered is None:
                 await self._processes.start_engine(state, weights.path, duty.version)
             else:
-                await self._processes.start_engine(state, None, duties.BEFORE_ALL)
+                await self._processes.start_engine(state, None, orders.BEFORE_ALL)
         engine = self._processes.live_engine.client
         if is_new or not self._held.engine_paused:
             if duty.checkpoint is not None and not (is_new and weights.offered is None):
@@ -183,19 +184,20 @@ class RoleDuties(DutyFamily):
         get_logger().warning("switch_undone", phase=failed.phase, reason=str(failed.cause))
         await change.phases.undo()
 
-    async def _offload(self) -> None:
-        await self._trainer.call("drop_accumulation", DROP_S)
+    async def _offload(self, state: CellState) -> None:
+        limits = self._processes.deadlines(state)
+        await self._trainer.call("drop_accumulation", limits.drop_s)
         self._drop_accumulation()
-        await self._trainer.call("offload", SHORT_S, directory=self.parked)
+        await self._trainer.call("offload", limits.state_s, directory=self.parked)
         self._held.exposed = None
 
-    async def _take_from_trainer(self) -> None:
+    async def _take_from_trainer(self, state: CellState) -> None:
         # What has ended holds nothing.
         with contextlib.suppress(TrainerGone):
-            await self._offload()
+            await self._offload(state)
 
-    async def _give_back_to_trainer(self) -> None:
-        await self._trainer.call("restore", SHORT_S)
+    async def _restore(self, state: CellState) -> None:
+        await self._trainer.call("restore", self._processes.deadlines(state).state_s)
 
     async def stop_job(self, state: CellState) -> list[Report]:
         """Both processes end; the cell holds nothing and is free for another job."""
@@ -204,8 +206,7 @@ class RoleDuties(DutyFamily):
         return [self._role(self._change(state), "offline", state.published)]
 
     def _change(self, state: CellState) -> Change:
-        limit_s = state.required_spec.schedule.transition_deadline_s
-        return Change(state, Phases(self._processes.memory, limit_s), now())
+        return Change(state, self._phases(state), now())
 
     def _role(
         self, change: Change, role: cell_events.CellRole, version: Version, *, undone: str = ""

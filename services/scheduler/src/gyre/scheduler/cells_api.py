@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from gyre.adapters.journal import Journal
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.http import ClusterCellList, ClusterCellView
 from gyre.core.scheduling.state import JobState
 from gyre.scheduler.loop import SchedulerLoop
@@ -75,7 +75,7 @@ def check_release(job: JobState, cell: int) -> None:
 def _release(cell: int) -> JobRequest:
     return JobRequest(
         name=f"release-{cell}",
-        body=lambda now: sched.ReleaseRequested(cell=cell),
+        body=lambda now: request_events.ReleaseRequested(cell=cell),
         stands=lambda job: job.finished or cell in job.released,
     )
 

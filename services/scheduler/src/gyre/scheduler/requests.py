@@ -10,7 +10,7 @@ from gyre.adapters.eventlog.base import SequenceConflict
 from gyre.adapters.journal import Journal
 from gyre.contracts import subjects
 from gyre.contracts.envelope import Body
-from gyre.contracts.events import scheduling as sched
+from gyre.contracts.events import requests as request_events
 from gyre.core.scheduling.state import JobState
 from gyre.scheduler.loop import SchedulerLoop
 
@@ -31,23 +31,23 @@ class JobRequest:
 
 CANCEL = JobRequest(
     name="cancel",
-    body=lambda now: sched.CancelRequested(reason="cancelled by the user"),
+    body=lambda now: request_events.CancelRequested(reason="cancelled by the user"),
     stands=lambda job: job.finished or job.cancel_requested is not None,
     wants_running=False,
 )
 PAUSE = JobRequest(
     name="pause",
-    body=lambda now: sched.PauseRequested(reason="paused by the user"),
+    body=lambda now: request_events.PauseRequested(reason="paused by the user"),
     stands=lambda job: job.finished or job.paused,
 )
 RESUME = JobRequest(
     name="resume",
-    body=lambda now: sched.ResumeRequested(now=now),
+    body=lambda now: request_events.ResumeRequested(now=now),
     stands=lambda job: job.finished or not job.paused,
 )
 DRAIN = JobRequest(
     name="drain",
-    body=lambda now: sched.DrainRequested(reason="drained by the user"),
+    body=lambda now: request_events.DrainRequested(reason="drained by the user"),
     stands=lambda job: job.finished or job.drain_requested is not None,
 )
 

@@ -37,6 +37,7 @@ class Snapshots:
         self._every = every
         self._code = code_of((gyre.contracts, gyre.core, gyre.scheduler))
         self._last = 0
+        self._in_hand = False
 
     async def newest(self) -> Folded:
         """The state to go on from: the newest snapshot's that fits, else an empty one."""
@@ -56,11 +57,13 @@ class Snapshots:
         return Folded()
 
     def due(self, folded: Folded) -> bool:
-        return folded.sequence - self._last >= self._every
+        """Not while the last one is still being written: the newest file is the furthest one."""
+        return not self._in_hand and folded.sequence - self._last >= self._every
 
     def take(self, folded: Folded) -> tuple[SnapshotHeader, bytes]:
-        """`folded` as it is now; at once, so that nothing is folded meanwhile."""
+        """`folded` as it is now, for `write`; at once, so that nothing is folded meanwhile."""
         self._last = folded.sequence
+        self._in_hand = True
         body = dump_folded(folded)
         header = SnapshotHeader(
             format=FORMAT,
@@ -80,6 +83,8 @@ class Snapshots:
         except OSError as error:
             get_logger().error("snapshot_failed", sequence=header.sequence, error=str(error))
             return
+        finally:
+            self._in_hand = False
         get_logger().info("snapshot_written", sequence=header.sequence, num_bytes=len(body))
 
 

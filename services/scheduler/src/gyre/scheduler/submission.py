@@ -11,7 +11,10 @@ from pydantic import ValidationError
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
 from gyre.contracts.events.cells import AgentOnline
 from gyre.contracts.job import JobSpec
+from gyre.core.cell_plan import LayoutDoesNotFit, spread_ranks
 from gyre.core.harness import UnknownHarness, harness_profile
+from gyre.core.layout_fit import LayoutMisfit, check_fit
+from gyre.core.policy_config import PolicyConfig, UnknownModel, policy_config
 
 # How much of a wrong value a message repeats.
 _SHOWN = 60
@@ -53,14 +56,15 @@ def check_surroundings(
     """Look at what the spec names; returns the train and the held-out task names, sorted. agents:
     those of the cells that are online.
 
-    Raises InvalidJob for a path that is not there, a harness nobody knows, too few cells, an engine
-    that one of them cannot start.
+    Raises InvalidJob for a path that is not there, a model that cannot be trained or not in that
+    layout, a harness nobody knows, too few cells, an engine that one of them cannot start, more
+    trainer ranks than one of them takes, a transport of weights that one of them lacks.
     """
     model = _directory("model.path", spec.model.path)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (model / name).is_file():
             raise InvalidJob("model.path", f"{model} has no {name}; give a Hugging Face directory")
-    _check_context(spec, model)
+    policy = _check_model(spec, model)
     _check_harness(spec)
     if len(agents) < spec.cells.num_cells:
         raise InvalidJob(
@@ -68,15 +72,20 @@ def check_surroundings(
             f"{spec.cells.num_cells} cells wanted, {len(agents)} are online; "
             "lower it or start more cell agents",
         )
-    _check_engine(spec, agents)
+    _check_engine(spec, policy, agents)
+    _check_ranks(spec, agents)
     train = _tasks("tasks.train", spec.tasks.train)
     heldout = _tasks("tasks.heldout", spec.tasks.heldout) if spec.tasks.heldout else []
     return train, heldout
 
 
-def _check_engine(spec: JobSpec, agents: Collection[AgentOnline]) -> None:
+def _check_engine(spec: JobSpec, policy: PolicyConfig, agents: Collection[AgentOnline]) -> None:
     """Any of the cells may get the job, so all must be able to serve it."""
     kind = spec.engine.kind
+    if kind == "local" and policy.experts is not None:
+        raise InvalidJob(
+            "engine.kind", "is local, which serves no model of experts; set it to sglang"
+        )
     without = sorted(agent.cell for agent in agents if kind not in agent.engines)
     if without:
         raise InvalidJob(
@@ -91,6 +100,29 @@ def _check_engine(spec: JobSpec, agents: Collection[AgentOnline]) -> None:
             f"is {spec.engine.tensor}, but cell {on_cpu[0]} has no GPU, where an engine has one "
             "rank; set it to 1",
         )
+
+
+def _check_ranks(spec: JobSpec, agents: Collection[AgentOnline]) -> None:
+    """Any of the cells may get the job, so the trainer's ranks must have their place in all."""
+    context = spec.training.layout.context
+    on_gpu = sorted(agent.cell for agent in agents if agent.trains_on_gpu)
+    if context > 1 and on_gpu:
+        raise InvalidJob(
+            "training.layout.context",
+            f"is {context}, but cell {on_gpu[0]} trains on GPUs, where attention is not shared out "
+            "over context ranks; set it to 1",
+        )
+    on_cpu = sorted(agent.cell for agent in agents if not agent.trains_on_gpu)
+    if spec.weights.transport == "nccl" and on_cpu:
+        raise InvalidJob(
+            "weights.transport",
+            f"nccl: cell {on_cpu[0]} trains on a CPU; use tcp or mooncake",
+        )
+    for agent in sorted(agents, key=lambda one: one.cell):
+        try:
+            spread_ranks(spec.training.layout, agent.node_ranks)
+        except LayoutDoesNotFit as error:
+            raise InvalidJob("training.layout", f"cell {agent.cell}: {error}") from error
 
 
 def _check_harness(spec: JobSpec) -> None:
@@ -108,16 +140,25 @@ def _check_harness(spec: JobSpec) -> None:
                 raise InvalidJob(field, f"{value} is no file; correct the path")
 
 
-def _check_context(spec: JobSpec, model: Path) -> None:
+def _check_model(spec: JobSpec, model: Path) -> PolicyConfig:
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        policy = policy_config(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    except UnknownModel as error:
+        raise InvalidJob("model.path", f"{model}/config.json: {error}") from error
     except (OSError, ValueError) as error:
         raise InvalidJob("model.path", f"{model}/config.json is not readable: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidJob("model.path", f"{model}/config.json is no object; give a model's own")
-    longest = config.get("max_position_embeddings")
+    try:
+        check_fit(policy, spec.training.layout)
+    except LayoutMisfit as error:
+        raise InvalidJob(f"training.layout.{error.setting}", str(error)) from error
+    _check_context(spec, policy.max_positions)
+    return policy
+
+
+def _check_context(spec: JobSpec, longest: int) -> None:
+    """longest: the model's limit, tokens."""
     reserved = SGLANG_RESERVED_TOKENS if spec.engine.kind == "sglang" else 0
-    if isinstance(longest, int) and spec.model.context_tokens > longest - reserved:
+    if spec.model.context_tokens > longest - reserved:
         kept = f" less {reserved} that SGLang keeps" if reserved else ""
         raise InvalidJob(
             "model.context_tokens",

@@ -1,5 +1,25 @@
 """Everything that can happen, by writer. Importing this package registers every type."""
 
-from gyre.contracts.events import calls, cells, executions, groups, lost, scheduling, scores, steps
+from gyre.contracts.events import (
+    calls,
+    cells,
+    executions,
+    groups,
+    lost,
+    requests,
+    scheduling,
+    scores,
+    steps,
+)
 
-__all__ = ["calls", "cells", "executions", "groups", "lost", "scheduling", "scores", "steps"]
+__all__ = [
+    "calls",
+    "cells",
+    "executions",
+    "groups",
+    "lost",
+    "requests",
+    "scheduling",
+    "scores",
+    "steps",
+]

@@ -14,7 +14,8 @@ CellRole = Literal["rollout", "training", "offline"]
 @event
 class AgentOnline(Body):
     """An agent began its life: whatever an earlier one of this cell ran is gone. engines: kinds
-    that it can start. has_gpu: its engine computes on one."""
+    that it can start. has_gpu: its engine computes on one; trains_on_gpu: its trainer does.
+    node_ranks: the most trainer ranks that each of the cell's nodes takes, None for any number."""
 
     TYPE: ClassVar[str] = "agent_online"
     cell: int
@@ -23,6 +24,8 @@ class AgentOnline(Body):
     pid: int
     engines: tuple[str, ...] = ("local",)
     has_gpu: bool = False
+    trains_on_gpu: bool = False
+    node_ranks: tuple[int | None, ...] = (None,)
 
 
 class RolePhase(Part):

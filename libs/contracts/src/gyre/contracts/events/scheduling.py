@@ -56,45 +56,6 @@ def _steps_that_are_not_applied_had_no_bound(body: dict[str, Any]) -> dict[str, 
 
 
 @event
-class CancelRequested(Body):
-    TYPE: ClassVar[str] = "cancel_requested"
-    reason: str
-
-
-@event
-class PauseRequested(Body):
-    """Nothing new begins from here on: no start, no transition, no step. What runs goes on."""
-
-    TYPE: ClassVar[str] = "pause_requested"
-    reason: str
-
-
-@event
-class ResumeRequested(Body):
-    """now: unix seconds when it was asked; None in logs that are older than it is."""
-
-    TYPE: ClassVar[str] = "resume_requested"
-    now: float | None = None
-
-
-@event
-class DrainRequested(Body):
-    """The job ends after the burst it is in: its weights are published and measured, and what is
-    still queued or running then is cancelled."""
-
-    TYPE: ClassVar[str] = "drain_requested"
-    reason: str
-
-
-@event
-class ReleaseRequested(Body):
-    """Somebody wants this cell back: the job shall go on without it."""
-
-    TYPE: ClassVar[str] = "release_requested"
-    cell: int
-
-
-@event
 class AgentSilent(Body):
     """The scheduler has not heard the cell's agent since `last_heard`, for `silence_deadline_s`."""
 

@@ -14,58 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gyre.core.cell.orders import (
-    BEFORE_ALL,
-    AwaitCheckpoint,
-    AwaitWorld,
-    ClaimMicroStep,
-    Duty,
-    EnterTraining,
-    ExposeWeights,
-    FinishBatch,
-    FormWorld,
-    JoinBatch,
-    LoadWeights,
-    OfferCheckpoint,
-    Publish,
-    ReportBroken,
-    ReportRollout,
-    RestoreCore,
-    ReturnToRollout,
-    SaveCheckpoint,
-    StartEngine,
-    StartTrainer,
-    StopJob,
-    TrainMicroStep,
-)
+from gyre.core.cell import orders
+from gyre.core.cell.orders import BEFORE_ALL, Duty
 from gyre.core.cell.state import CellState, Holdings, OpenBatch, Version
-
-__all__ = [
-    "BEFORE_ALL",
-    "AwaitCheckpoint",
-    "AwaitWorld",
-    "ClaimMicroStep",
-    "Duty",
-    "EnterTraining",
-    "ExposeWeights",
-    "FinishBatch",
-    "FormWorld",
-    "JoinBatch",
-    "LoadWeights",
-    "OfferCheckpoint",
-    "Publish",
-    "ReportBroken",
-    "ReportRollout",
-    "RestoreCore",
-    "ReturnToRollout",
-    "SaveCheckpoint",
-    "StartEngine",
-    "StartTrainer",
-    "StopJob",
-    "TrainMicroStep",
-    "in_reach",
-    "next_duty",
-]
 
 
 def next_duty(state: CellState, held: Holdings) -> Duty | None:
@@ -80,14 +31,14 @@ def next_duty(state: CellState, held: Holdings) -> Duty | None:
 
 
 def _stop(state: CellState, held: Holdings) -> Duty | None:
-    return StopJob() if state.finished or state.gone else None
+    return orders.StopJob() if state.finished or state.gone else None
 
 
 def _start_trainer(state: CellState, held: Holdings) -> Duty | None:
     if held.trainer_version is not None or state.in_pool:
         return None
     path, version = _reached(state)
-    return StartTrainer(path=path, version=version)
+    return orders.StartTrainer(path=path, version=version)
 
 
 def _start_engine(state: CellState, held: Holdings) -> Duty | None:
@@ -95,7 +46,7 @@ def _start_engine(state: CellState, held: Holdings) -> Duty | None:
     if held.engine_version is not None or state.role == "training":
         return None
     path, version = _reached(state)
-    return StartEngine(path=path, version=version)
+    return orders.StartEngine(path=path, version=version)
 
 
 def _report_rollout(state: CellState, held: Holdings) -> Duty | None:
@@ -103,7 +54,7 @@ def _report_rollout(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.engine_version == BEFORE_ALL:
         return None
-    return ReportRollout(version=held.engine_version)
+    return orders.ReportRollout(version=held.engine_version)
 
 
 def _restore(state: CellState, held: Holdings) -> Duty | None:
@@ -112,7 +63,7 @@ def _restore(state: CellState, held: Holdings) -> Duty | None:
     if held.trainer_version == state.version:
         return None
     path, version = _latest(state)
-    return RestoreCore(path=path, version=version)
+    return orders.RestoreCore(path=path, version=version)
 
 
 def _form_world(state: CellState, held: Holdings) -> Duty | None:
@@ -121,10 +72,12 @@ def _form_world(state: CellState, held: Holdings) -> Duty | None:
     if state.cell not in state.world or state.doomed:
         return None
     if state.cell not in state.ready:
-        return AwaitWorld(epoch=state.epoch)
+        return orders.AwaitWorld(epoch=state.epoch)
     if not state.ready.issuperset(state.world):
         return None
-    return FormWorld(epoch=state.epoch, rank=state.world.index(state.cell), size=len(state.world))
+    return orders.FormWorld(
+        epoch=state.epoch, rank=state.world.index(state.cell), size=len(state.world)
+    )
 
 
 def _save_checkpoint(state: CellState, held: Holdings) -> Duty | None:
@@ -136,14 +89,14 @@ def _save_checkpoint(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.saving == state.version:
         return None
-    return SaveCheckpoint(version=state.version)
+    return orders.SaveCheckpoint(version=state.version)
 
 
 def _await_checkpoint(state: CellState, held: Holdings) -> Duty | None:
     """After all else: what the cell can do meanwhile it does."""
     if held.saving is None or held.saving != held.trainer_version or held.saving != state.version:
         return None
-    return AwaitCheckpoint(version=held.saving)
+    return orders.AwaitCheckpoint(version=held.saving)
 
 
 def _leave_training(state: CellState, held: Holdings) -> Duty | None:
@@ -156,7 +109,7 @@ def _leave_training(state: CellState, held: Holdings) -> Duty | None:
     current = held.engine_version == version
     if not current and not in_reach(state):
         return None
-    return ReturnToRollout(checkpoint=None if current else state.checkpoint, version=version)
+    return orders.ReturnToRollout(checkpoint=None if current else state.checkpoint, version=version)
 
 
 def _load_weights(state: CellState, held: Holdings) -> Duty | None:
@@ -167,7 +120,7 @@ def _load_weights(state: CellState, held: Holdings) -> Duty | None:
         return None
     if not in_reach(state):
         return None
-    return LoadWeights(checkpoint=state.checkpoint)
+    return orders.LoadWeights(checkpoint=state.checkpoint)
 
 
 def _offer(state: CellState, held: Holdings) -> Duty | None:
@@ -176,7 +129,7 @@ def _offer(state: CellState, held: Holdings) -> Duty | None:
         return None
     if state.checkpoint is None or held.offered == state.checkpoint.version:
         return None
-    return OfferCheckpoint(checkpoint=state.checkpoint)
+    return orders.OfferCheckpoint(checkpoint=state.checkpoint)
 
 
 def in_reach(state: CellState) -> bool:
@@ -195,11 +148,11 @@ def _publish(state: CellState, held: Holdings) -> Duty | None:
         return None
     if any(state.serving.get(cell) != saved.version for cell in state.in_rollout):
         return None
-    return Publish(checkpoint=saved, confirmed_by=tuple(sorted(state.in_rollout)))
+    return orders.Publish(checkpoint=saved, confirmed_by=tuple(sorted(state.in_rollout)))
 
 
 def _enter_training(state: CellState, held: Holdings) -> Duty | None:
-    return EnterTraining() if state.transition and state.role == "rollout" else None
+    return orders.EnterTraining() if state.transition and state.role == "rollout" else None
 
 
 def _expose(state: CellState, held: Holdings) -> Duty | None:
@@ -208,7 +161,7 @@ def _expose(state: CellState, held: Holdings) -> Duty | None:
         return None
     if held.exposed == state.batch.version or held.trainer_version != state.batch.version:
         return None
-    return ExposeWeights(version=state.batch.version)
+    return orders.ExposeWeights(version=state.batch.version)
 
 
 def _join_batch(state: CellState, held: Holdings) -> Duty | None:
@@ -221,15 +174,16 @@ def _join_batch(state: CellState, held: Holdings) -> Duty | None:
     reduced = held.finished == (batch.batch, batch.member_epoch)
     if batch.members is not None and (reduced or state.cell not in batch.members):
         return None
-    if state.cell in batch.dismissed or held.missed == batch.batch:
+    if state.cell in batch.dismissed:
         return None
     if held.world_epoch != state.epoch or not _all_before_joined(state, batch):
         return None
     if held.trainer_version == batch.version:
-        return JoinBatch(batch=batch, pull=None)
+        return orders.JoinBatch(batch=batch, pull=None, num_missed=0)
     if state.is_core or state.exposure is None or state.exposure.version != batch.version:
         return None
-    return JoinBatch(batch=batch, pull=state.exposure)
+    num_missed = held.num_missed(batch.batch)
+    return orders.JoinBatch(batch=batch, pull=state.exposure, num_missed=num_missed)
 
 
 def _all_before_joined(state: CellState, batch: OpenBatch) -> bool:
@@ -245,7 +199,7 @@ def _train(state: CellState, held: Holdings) -> Duty | None:
     for index in batch.owned_by(state.cell):
         if index not in held.trained:
             digest, alone = batch.micro_steps[index], _leaves_the_rest(state, batch)
-            return TrainMicroStep(batch=batch, index=index, digest=digest, alone=alone)
+            return orders.TrainMicroStep(batch=batch, index=index, digest=digest, alone=alone)
     return None
 
 
@@ -264,7 +218,7 @@ def _claim(state: CellState, held: Holdings) -> Duty | None:
     unclaimed = batch.unclaimed()
     if not unclaimed:
         return None
-    return ClaimMicroStep(batch=batch, index=unclaimed[0], epoch=state.epoch)
+    return orders.ClaimMicroStep(batch=batch, index=unclaimed[0], epoch=state.epoch)
 
 
 def _finish(state: CellState, held: Holdings) -> Duty | None:
@@ -273,13 +227,13 @@ def _finish(state: CellState, held: Holdings) -> Duty | None:
         return None
     if batch.member_epoch != state.epoch:
         return None
-    return FinishBatch(batch=batch, members=batch.members)
+    return orders.FinishBatch(batch=batch, members=batch.members)
 
 
 def _report_broken(state: CellState, held: Holdings) -> Duty | None:
     if held.broken_epoch != state.epoch or state.left_epoch == state.epoch:
         return None
-    return ReportBroken(epoch=state.epoch, explained=state.doomed)
+    return orders.ReportBroken(epoch=state.epoch, explained=state.doomed)
 
 
 def _my_batch(state: CellState, held: Holdings) -> OpenBatch | None:

@@ -13,6 +13,7 @@ from typing import Any
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import groups as group_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import steps as step_events
 from gyre.contracts.events.lost import FactLost
@@ -247,7 +248,7 @@ def _checkpoint_failed(state: CellState, body: cell_events.CheckpointFailed) -> 
         state.save_failed = (body.lineage, body.version)
 
 
-def _resume_requested(state: CellState, body: sched.ResumeRequested) -> None:
+def _resume_requested(state: CellState, body: request_events.ResumeRequested) -> None:
     """Somebody has made room: it is tried again."""
     state.save_failed = None
 
@@ -273,7 +274,7 @@ _HANDLERS: dict[type[Body], Callable[[CellState, Any], None]] = {
     sched.BurstStarted: _burst_started,
     sched.BurstEnded: _burst_ended,
     sched.Restored: _restored,
-    sched.ResumeRequested: _resume_requested,
+    request_events.ResumeRequested: _resume_requested,
     sched.CellLost: membership.cell_left,
     sched.CellReleased: membership.cell_left,
     sched.CellJoined: membership.cell_joined,

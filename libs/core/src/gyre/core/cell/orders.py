@@ -132,10 +132,15 @@ class ExposeWeights(Duty):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinBatch(Duty):
-    """Begin accumulating on the batch's frozen weights; pull them first when `pull` is given."""
+    """Begin accumulating on the batch's frozen weights; pull them first when `pull` is given.
+
+    num_missed: how often they could not be had. A cell may come until the window closes, and so it
+    tries again until then, a little later each time.
+    """
 
     batch: OpenBatch
     pull: Exposure | None
+    num_missed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

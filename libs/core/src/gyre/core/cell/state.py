@@ -157,7 +157,7 @@ class Holdings:
     world_epoch: the world its trainer stands in, 0 for none.
     broken_epoch: a world that failed under us; nothing is tried in it again.
     finished: the (batch, epoch) whose reduction is behind us; the core says what came of it.
-    missed: a batch whose weights could not be had: it closed before we came.
+    missed: a batch whose weights could not be had, and how often until now.
     offered: the checkpoint that this agent serves to others.
     saving: weights whose checkpoint the trainer is writing while it goes on.
     """
@@ -172,8 +172,12 @@ class Holdings:
     finished: tuple[str, int] | None = None
     exposed: Version | None = None
     offered: Version | None = None
-    missed: str | None = None
+    missed: tuple[str, int] | None = None
     saving: Version | None = None
+
+    def num_missed(self, batch: str) -> int:
+        """How often its weights could not be had."""
+        return self.missed[1] if self.missed is not None and self.missed[0] == batch else 0
 
     def clear(self) -> None:
         """Both processes are gone."""

@@ -32,10 +32,6 @@ from gyre.core.tree import Tree
 from gyre.core.tree_nodes import ASSISTANT, GENERATION, Node
 
 EXPLAINED = frozenset(("compaction", "delegation", "retry", "new_attempt", "other_role"))
-UNEXPLAINED = (
-    *("new_root", "tools_changed", "dropped_turn", "edited_history", "branch", "template"),
-    "repeat",
-)
 # What a summary that was just given explains: the client begins anew, from the summary.
 _OF_COMPACTION = frozenset(
     ("new_root", "tools_changed", "dropped_turn", "edited_history", "branch", "other_role")

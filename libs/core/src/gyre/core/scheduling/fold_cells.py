@@ -8,6 +8,7 @@ from typing import Any
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import cells as cell_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.core.scheduling.state import Cell, JobState, Role
 
@@ -132,7 +133,7 @@ def _agent_silent(state: JobState, body: sched.AgentSilent) -> None:
         state.awaited[body.cell] = None
 
 
-def _release_requested(state: JobState, body: sched.ReleaseRequested) -> None:
+def _release_requested(state: JobState, body: request_events.ReleaseRequested) -> None:
     state.released[body.cell] = None
 
 
@@ -211,7 +212,7 @@ HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     sched.TransitionStarted: _transition_started,
     sched.CellWatched: _cell_watched,
     sched.AgentSilent: _agent_silent,
-    sched.ReleaseRequested: _release_requested,
+    request_events.ReleaseRequested: _release_requested,
     sched.CellLost: _cell_lost,
     sched.CellReleased: _cell_released,
     sched.CellJoined: _cell_joined,

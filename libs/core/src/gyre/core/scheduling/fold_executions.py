@@ -8,6 +8,7 @@ from typing import Any
 
 from gyre.contracts.envelope import Body
 from gyre.contracts.events import executions as run_events
+from gyre.contracts.events import requests as request_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events import scores as score_events
 from gyre.contracts.events.lost import FactLost
@@ -22,15 +23,15 @@ def _job_submitted(state: JobState, body: sched.JobSubmitted) -> None:
     state.status = "queued"
 
 
-def _cancel_requested(state: JobState, body: sched.CancelRequested) -> None:
+def _cancel_requested(state: JobState, body: request_events.CancelRequested) -> None:
     state.cancel_requested = body.reason
 
 
-def _pause_requested(state: JobState, body: sched.PauseRequested) -> None:
+def _pause_requested(state: JobState, body: request_events.PauseRequested) -> None:
     state.paused, state.pause_reason = True, body.reason
 
 
-def _resume_requested(state: JobState, body: sched.ResumeRequested) -> None:
+def _resume_requested(state: JobState, body: request_events.ResumeRequested) -> None:
     state.paused, state.pause_reason = False, ""
     if not state.save_failed:
         return
@@ -43,7 +44,7 @@ def _resume_requested(state: JobState, body: sched.ResumeRequested) -> None:
                 cell.since = body.now
 
 
-def _drain_requested(state: JobState, body: sched.DrainRequested) -> None:
+def _drain_requested(state: JobState, body: request_events.DrainRequested) -> None:
     state.drain_requested = body.reason
 
 
@@ -272,10 +273,10 @@ def _counters(state: JobState, kind: str) -> Counters:
 
 HANDLERS: dict[type[Body], Callable[[JobState, Any], None]] = {
     sched.JobSubmitted: _job_submitted,
-    sched.CancelRequested: _cancel_requested,
-    sched.PauseRequested: _pause_requested,
-    sched.ResumeRequested: _resume_requested,
-    sched.DrainRequested: _drain_requested,
+    request_events.CancelRequested: _cancel_requested,
+    request_events.PauseRequested: _pause_requested,
+    request_events.ResumeRequested: _resume_requested,
+    request_events.DrainRequested: _drain_requested,
     sched.JobStarted: _job_started,
     sched.WorldFormed: _world_formed,
     sched.PhaseStarted: _phase_started,

@@ -14,6 +14,7 @@ from gyre.cell_agent.engine.errors import EngineError
 from gyre.cell_agent.engine.sglang import launch as sglang
 from gyre.cell_agent.engine.sglang.client import Device, SglangClient
 from gyre.cell_agent.engine.tensors import ModelShapes
+from gyre.cell_agent.gpus import sees_gpu
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
 
 EngineKind = Literal["local", "sglang"]
@@ -85,8 +86,7 @@ def startable(python: Path | None) -> tuple[EngineKind, ...]:
 
 def visible_device(environ: Mapping[str, str]) -> Device:
     """Where an engine would compute: on a GPU unless there is none, or it is hidden."""
-    hidden = environ.get("CUDA_VISIBLE_DEVICES") == ""
-    return "cuda" if Path("/dev/nvidiactl").exists() and not hidden else "cpu"
+    return "cuda" if sees_gpu(environ) else "cpu"
 
 
 def _local_command(launch: EngineLaunch, port: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gyre.cell_agent.engine.errors import BadWeightsError
+from gyre.core.policy_weights import EMBEDDING, LM_HEAD
 
 Document = bytes | bytearray | memoryview | mmap.mmap
 
@@ -27,8 +28,6 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The same types by torch's names."""
 
-EMBEDDING = "model.embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
@@ -139,12 +138,19 @@ class ModelShapes:
 
 
 def named_checksum(weights: Mapping[str, TensorView]) -> str:
-    """SHA-256 over names in order, each followed by its tensor's bytes in float32: what `local`
-    says, and the manifest of a checkpoint."""
+    """`checksum_by_name` of tensors in documents."""
+    return checksum_by_name(weights, lambda name: as_float32(weights[name]))
+
+
+def checksum_by_name(names: Iterable[str], float32: Callable[[str], memoryview | bytes]) -> str:
+    """SHA-256 over names (UTF-8) in order, each followed by its tensor's numbers in float32, C
+    order: what `local` says, and the manifest of a checkpoint. By the names of Hugging Face, and
+    of a tied model without `lm_head.weight`, so that a trainer says of what it exports what an
+    engine says that loaded it."""
     digest = hashlib.sha256()
-    for name in sorted(weights):
+    for name in sorted(names):
         digest.update(name.encode())
-        digest.update(as_float32(weights[name]))
+        digest.update(float32(name))
     return digest.hexdigest()
 
 

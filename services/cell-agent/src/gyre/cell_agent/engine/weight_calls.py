@@ -193,7 +193,7 @@ class WeightCalls(EngineConnection):
 
     async def confirm_directory(self, directory: str, checksum: str) -> None:
         """The engine serves the weights of this directory, whose checksum by Hugging Face names
-        (`trainer.weights_io`) this is. Raises WeightsDiffer."""
+        (`tensors.named_checksum`) this is. Raises WeightsDiffer."""
         await self._confirm(checksum, directory)
 
     async def confirm_tensors(self, weights: Mapping[str, TensorView], checksum: str) -> None:

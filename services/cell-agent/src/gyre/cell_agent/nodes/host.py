@@ -20,6 +20,7 @@ from gyre.adapters.eventlog.wire import Unavailable
 from gyre.adapters.keys import make_control_ticket
 from gyre.adapters.logging import get_logger
 from gyre.cell_agent.child_environment import child_environment, trainer_environment
+from gyre.cell_agent.gpus import rank_limit
 from gyre.cell_agent.nodes.messages import (
     ANSWER,
     ENDED,
@@ -27,6 +28,7 @@ from gyre.cell_agent.nodes.messages import (
     REQUEST,
     EndRank,
     NodeReport,
+    Place,
     RankEnded,
     ReportNode,
     StartRank,
@@ -36,9 +38,6 @@ from gyre.cell_agent.trainer.process.control import LIFELINE, TICKET
 from gyre.contracts import subjects
 
 RECONNECT_S = 0.5
-
-Place = tuple[str, int]
-"""(start, rank)."""
 
 
 class NodeHost:
@@ -94,7 +93,8 @@ class NodeHost:
     async def _do(self, data: bytes) -> bytes:
         match REQUEST.validate_json(data):
             case ReportNode():
-                report = NodeReport(host=socket.gethostname(), num_ranks=self._settings.node_ranks)
+                limit = rank_limit(self._settings.node_ranks, os.environ)
+                report = NodeReport(host=socket.gethostname(), num_ranks=limit)
                 return REPORT.dump_json(report)
             case StartRank() as order:
                 return ANSWER.dump_json({"pid": await self._start(order)})

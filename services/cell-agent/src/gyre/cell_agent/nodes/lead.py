@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from gyre.adapters.eventlog.link import Link
 from gyre.adapters.eventlog.wire import Unavailable
 from gyre.adapters.keys import make_control_ticket
 from gyre.adapters.logging import get_logger
+from gyre.cell_agent.gpus import rank_limit
 from gyre.cell_agent.nodes.messages import (
     ANSWER,
     ENDED,
@@ -25,6 +27,7 @@ from gyre.cell_agent.nodes.messages import (
     REQUEST,
     EndRank,
     NodeReport,
+    Place,
     RankEnded,
     ReportNode,
     Request,
@@ -39,8 +42,6 @@ RETRY_S = 0.5
 # A rank calls when it has started Python, before it imports torch.
 HELLO_S = 5.0
 
-Place = tuple[str, int]
-"""(start, rank)."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -62,7 +63,7 @@ class Nodes:
         self._expected: dict[Place, Expected] = {}
         self._server: asyncio.Server | None = None
         self._listening: asyncio.Task[None] | None = None
-        self.limits: tuple[int | None, ...] = (settings.node_ranks,)
+        self.limits: tuple[int | None, ...] = (rank_limit(settings.node_ranks, os.environ),)
 
     async def gather(self) -> None:
         """Returns when every node has reported; `limits` then says what each takes."""
@@ -72,7 +73,7 @@ class Nodes:
         self._listening = asyncio.create_task(self._hear_ends())
         numbers = range(1, self._settings.cell_nodes)
         reports = await asyncio.gather(*(self._report_of(node) for node in numbers))
-        self.limits = (self._settings.node_ranks, *(report.num_ranks for report in reports))
+        self.limits += tuple(report.num_ranks for report in reports)
 
     async def close(self) -> None:
         if self._listening is not None:
@@ -105,7 +106,8 @@ class Nodes:
             answer = ANSWER.validate_json(await self._request(node, order))
         except (Unavailable, TimeoutError) as error:
             expected.ended.cancel()
-            raise TrainerGone(f"node {node} does not answer: {error}") from error
+            why = str(error) or f"nothing within {REQUEST_S:g} s"
+            raise TrainerGone(f"node {node} does not answer: {why}") from error
         if "error" in answer:
             expected.ended.cancel()
             raise TrainerGone(f"node {node}: {answer['error']}")

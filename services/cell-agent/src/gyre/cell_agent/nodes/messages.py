@@ -14,6 +14,9 @@ from pydantic import TypeAdapter
 
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 
+Place = tuple[str, int]
+"""(start, rank): one rank of one start of the cell's trainer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportNode:

@@ -10,14 +10,14 @@ from gyre.cell_agent.nodes.lead import Expected, Nodes
 from gyre.cell_agent.nodes.messages import EndRank, StartRank
 from gyre.cell_agent.trainer.process.channel import (
     ControlChannel,
-    TrainerCallError,
     TrainerGone,
     TrainerTimeout,
 )
 from gyre.cell_agent.trainer.process.client import ending
 
-# How long a node has to say how a rank ended whose connection is closed, or that was killed.
-_LAST_WORD_S = 5.0
+# How long a node has to say how a rank ended whose connection is closed, or that was killed: a
+# process that has loaded torch takes seconds to end on a busy machine.
+_LAST_WORD_S = 15.0
 _UNKNOWN_STATUS = -9
 
 
@@ -51,7 +51,7 @@ class RemoteRank:
         self._pid, self._expected = await self._nodes.start(self._node, order)
 
     async def ready(self, timeout_s: float) -> dict[str, Any]:
-        """Its status. Raises TrainerGone, TrainerTimeout."""
+        """Its status. Raises TrainerRefused: it cannot start; TrainerGone, TrainerTimeout."""
         expected, loop = self._started(), asyncio.get_running_loop()
         began = loop.time()
         waits: set[asyncio.Future[Any]] = {expected.connection, expected.ended}
@@ -106,15 +106,6 @@ class RemoteRank:
         if self._channel is not None:
             self._channel.hang_up()
         self._ending = asyncio.create_task(self._end(expected))
-
-    async def stop(self, timeout_s: float = 10.0) -> int:
-        """Asks it to exit, kills it at the deadline, returns its exit status."""
-        try:
-            await self.call("exit", timeout_s)
-            return await asyncio.wait_for(self.wait(), timeout_s)
-        except (TrainerCallError, TimeoutError):
-            self.kill()
-            return await self.wait()
 
     async def _end(self, expected: Expected) -> None:
         order = EndRank(start=self._order.start, rank=self._order.launch.rank)

@@ -5,19 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gyre.cell_agent.group import TrainerGroup
+from gyre.cell_agent.phases import Phases
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
-from gyre.core.cell import Holdings
-
-# A command that only moves memory or reads a local file.
-SHORT_S = 60.0
-# One micro-step, or writing a checkpoint.
-LONG_S = 240.0
-# What is dropped with an accumulation ends first: the micro-step under way.
-DROP_S = SHORT_S + LONG_S
-# Members come to a world, and to a reduction, within the time of their current micro-step; a peer
-# is taken for lost only after longer than that.
-WORLD_S = 300.0
+from gyre.core.cell import CellState, Holdings
 
 
 class DutyFamily:
@@ -39,6 +30,11 @@ class DutyFamily:
     def parked(self) -> Path:
         """Where a trainer on a CPU keeps its tensors while the engine serves."""
         return self._settings.home / "parked"
+
+    def _phases(self, state: CellState) -> Phases:
+        """Of a change that begins now."""
+        limit_s = state.required_spec.schedule.transition_deadline_s
+        return Phases(self._processes.memory, self._processes.deadlines(state), limit_s)
 
     def _drop_accumulation(self) -> None:
         """Of what the trainer is known to hold; the trainer itself has dropped it, or will."""

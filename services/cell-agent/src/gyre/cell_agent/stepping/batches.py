@@ -14,12 +14,12 @@ from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.reports import Report
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.step_records import step_record
-from gyre.cell_agent.stepping.base import DROP_S, LONG_S, SHORT_S, WORLD_S, DutyFamily
+from gyre.cell_agent.stepping.base import DutyFamily
 from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts import subjects
 from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import steps as step_events
-from gyre.core.cell import CellState, Holdings, duties
+from gyre.core.cell import CellState, Holdings, orders
 from gyre.core.cell.state import Exposure
 
 
@@ -31,23 +31,26 @@ class BatchDuties(DutyFamily):
         self._blobs = DirectoryBlobStore(settings.blobs_dir)
         self._batch_started = time.monotonic()
 
-    async def join_batch(self, duty: duties.JoinBatch, state: CellState) -> list[Report]:
-        phases = Phases(self._processes.memory, state.required_spec.schedule.transition_deadline_s)
+    async def join_batch(self, duty: orders.JoinBatch, state: CellState) -> list[Report]:
+        phases = self._phases(state)
         try:
             return await self._join(duty, state, phases)
         except PhaseFailed as failed:
             # Nothing to undo: the trainer is to blame, and ends.
             raise failed.cause from failed
 
-    async def _join(self, duty: duties.JoinBatch, state: CellState, phases: Phases) -> list[Report]:
+    async def _join(self, duty: orders.JoinBatch, state: CellState, phases: Phases) -> list[Report]:
         lineage, version = duty.batch.version
-        await self._trainer.call("restore", SHORT_S)
+        limits = self._processes.deadlines(state)
+        await self._trainer.call("restore", limits.state_s)
         if duty.pull is not None:
             async with phases("pull_weights"):
                 if not await self._pull(duty, duty.pull, state):
                     return []
         async with phases("register"):
-            await self._trainer.call("begin_batch", DROP_S, batch=duty.batch.batch, version=version)
+            await self._trainer.call(
+                "begin_batch", limits.drop_s, batch=duty.batch.batch, version=version
+            )
         self._held.trainer_version = duty.batch.version
         self._held.accumulating = duty.batch.batch
         self._held.trained = set()
@@ -61,20 +64,20 @@ class BatchDuties(DutyFamily):
         )
         return [Report(body=body)]
 
-    async def _pull(self, duty: duties.JoinBatch, source: Exposure, state: CellState) -> bool:
-        """The batch's weights from the core. False: they are not to be had any more."""
+    async def _pull(self, duty: orders.JoinBatch, source: Exposure, state: CellState) -> bool:
+        """The batch's weights from the core. False: they are not to be had, now or any more."""
         lineage, version = duty.batch.version
-        await self._trainer.call("drop_accumulation", DROP_S)
+        limits = self._processes.deadlines(state)
+        await self._trainer.call("drop_accumulation", limits.drop_s)
         try:
             await self._trainer.call(
                 "pull_weights",
-                LONG_S,
+                limits.pull_s,
                 host=source.host,
                 port=source.port,
                 version=version,
                 lineage=lineage,
                 transport=source.transport,
-                own_host=self._settings.cell_host,
                 allow_public=state.required_spec.weights.allow_public,
             )
         except TrainerRefused as refused:
@@ -83,23 +86,26 @@ class BatchDuties(DutyFamily):
             if state.cell in duty.batch.joined:
                 # The others count on us: better a dead trainer, which the log tells them of.
                 raise
-            # The step closed without us, or the core is gone: the log will say which.
-            self._held.missed = duty.batch.batch
+            # The step closed without us, or the core is gone: the log will say which. If neither,
+            # they are asked for again.
+            self._held.missed = (duty.batch.batch, duty.num_missed + 1)
+            get_logger().warning("weights_missed", batch=duty.batch.batch, error=refused.message)
             return False
         return True
 
-    def claim(self, duty: duties.ClaimMicroStep, state: CellState) -> list[Report]:
+    def claim(self, duty: orders.ClaimMicroStep, state: CellState) -> list[Report]:
         body = step_events.MicroStepClaimed(
             batch=duty.batch.batch, index=duty.index, cell=state.cell, epoch=duty.epoch
         )
         subject = subjects.batch_claims(state.job or "", duty.batch.batch)
         return [Report(body=body, subject=subject, expected=duty.batch.claims_sequence)]
 
-    async def train(self, duty: duties.TrainMicroStep, state: CellState) -> list[Report]:
+    async def train(self, duty: orders.TrainMicroStep, state: CellState) -> list[Report]:
         failpoint("cell_agent.after_claim")
         source = blob_source(self._settings.blobs_url, self._blobs, duty.digest)
+        limit_s = self._processes.deadlines(state).step_s
         try:
-            await self._trainer.call("submit_step", LONG_S, source=source, digest=duty.digest)
+            await self._trainer.call("submit_step", limit_s, source=source, digest=duty.digest)
         except TrainerRefused as refused:
             if refused.kind != "body_unavailable":
                 raise
@@ -107,17 +113,17 @@ class BatchDuties(DutyFamily):
             get_logger().warning("micro_step_unavailable", source=source, error=refused.message)
             return []
         if duty.alone:
-            await self._trainer.call("flush_steps", LONG_S)
+            await self._trainer.call("flush_steps", limit_s)
         self._held.trained.add(duty.index)
         return []
 
-    async def finish(self, duty: duties.FinishBatch, state: CellState) -> list[Report]:
+    async def finish(self, duty: orders.FinishBatch, state: CellState) -> list[Report]:
         batch = duty.batch
         ranks = [state.world.index(member) for member in duty.members]
         try:
             answer = await self._trainer.call(
                 "finish_batch",
-                WORLD_S + LONG_S,
+                self._processes.deadlines(state).finish_s,
                 members=ranks,
                 epoch=batch.member_epoch,
                 final=batch.final,
@@ -142,7 +148,7 @@ class BatchDuties(DutyFamily):
         return [self._step_completed(duty, state, answer)]
 
     def _step_completed(
-        self, duty: duties.FinishBatch, state: CellState, answer: dict[str, Any]
+        self, duty: orders.FinishBatch, state: CellState, answer: dict[str, Any]
     ) -> Report:
         batch = duty.batch
         lineage, _ = batch.version

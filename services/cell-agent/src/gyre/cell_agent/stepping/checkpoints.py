@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gyre.adapters.logging import get_logger
+from gyre.cell_agent.deadlines import COMMAND_S
 from gyre.cell_agent.reports import Report
-from gyre.cell_agent.stepping.base import DROP_S, LONG_S, SHORT_S, DutyFamily
+from gyre.cell_agent.stepping.base import DutyFamily
 from gyre.cell_agent.trainer.checkpoints.retention import checkpoint_name
 from gyre.cell_agent.trainer.process.client import TrainerRefused
 from gyre.contracts.events import cells as cell_events
-from gyre.core.cell import CellState, duties
+from gyre.core.cell import CellState, orders
 from gyre.core.cell.state import Version
 
 # How long one question about a save that goes on may hold the agent up.
@@ -21,12 +22,12 @@ SAVE_FAILURES = ("no_space", "checkpoint_error")
 
 
 class CheckpointDuties(DutyFamily):
-    async def start_trainer(self, duty: duties.StartTrainer, state: CellState) -> list[Report]:
+    async def start_trainer(self, duty: orders.StartTrainer, state: CellState) -> list[Report]:
         spec = state.required_spec
         await self._processes.start_trainer(state)
         await self._trainer.call(
             "configure",
-            SHORT_S,
+            COMMAND_S,
             job=state.job,
             objective=spec.objective.model_dump(),
             optimizer=spec.optimizer.model_dump(),
@@ -34,14 +35,16 @@ class CheckpointDuties(DutyFamily):
         await self._load(duty.path, duty.version, state)
         if state.role != "training":
             # The engine has the memory.
-            await self._trainer.call("offload", SHORT_S, directory=self.parked)
+            await self._trainer.call(
+                "offload", self._processes.deadlines(state).state_s, directory=self.parked
+            )
         self._held.trainer_version = duty.version
         self._held.world_epoch = 0
         pid, pids = self._trainer.pid, self._trainer.pids
         return [Report(body=cell_events.TrainerReady(cell=state.cell, pid=pid, pids=pids))]
 
-    async def restore_core(self, duty: duties.RestoreCore, state: CellState) -> list[Report]:
-        await self._trainer.call("drop_accumulation", DROP_S)
+    async def restore_core(self, duty: orders.RestoreCore, state: CellState) -> list[Report]:
+        await self._trainer.call("drop_accumulation", self._processes.deadlines(state).drop_s)
         await self._load(duty.path, duty.version, state)
         self._drop_accumulation()
         self._held.trainer_version = duty.version
@@ -50,10 +53,11 @@ class CheckpointDuties(DutyFamily):
     async def _load(self, path: str | None, version: Version, state: CellState) -> None:
         """Weights, and on a checkpoint the optimizer's state too. Raises TrainerCallError."""
         lineage, number = version
+        limits = self._processes.deadlines(state)
         if path is None:
             await self._trainer.call(
                 "load_weights",
-                SHORT_S,
+                limits.weights_s,
                 path=state.required_spec.model.path,
                 version=number,
                 lineage=lineage,
@@ -61,29 +65,29 @@ class CheckpointDuties(DutyFamily):
         else:
             await self._trainer.call(
                 "load_checkpoint",
-                SHORT_S,
+                limits.state_s,
                 directory=path,
                 lineage=lineage,
                 optimizer=state.is_core,
             )
 
-    async def save_checkpoint(self, duty: duties.SaveCheckpoint, state: CellState) -> list[Report]:
+    async def save_checkpoint(self, duty: orders.SaveCheckpoint, state: CellState) -> list[Report]:
         section = state.required_spec.training.checkpoint
         return await self._saved(
             duty.version,
             state,
             "save_checkpoint",
-            LONG_S,
+            self._processes.deadlines(state).save_s,
             keep=section.keep,
             protected=self._needed(state),
             asynchronous=section.asynchronous,
         )
 
     async def await_checkpoint(
-        self, duty: duties.AwaitCheckpoint, state: CellState
+        self, duty: orders.AwaitCheckpoint, state: CellState
     ) -> list[Report]:
         return await self._saved(
-            duty.version, state, "checkpoint_status", SHORT_S, wait_s=STATUS_WAIT_S
+            duty.version, state, "checkpoint_status", COMMAND_S, wait_s=STATUS_WAIT_S
         )
 
     async def _saved(

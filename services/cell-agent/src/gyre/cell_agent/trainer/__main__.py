@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from gyre.adapters.logging import configure_logging
 from gyre.cell_agent.process_memory import keep_one_heap
 from gyre.cell_agent.trainer.errors import TrainerError
-from gyre.cell_agent.trainer.process.control import open_control, serve
-from gyre.cell_agent.trainer.process.launch import read_command
+from gyre.cell_agent.trainer.process.control import open_control, refuse, serve
+from gyre.cell_agent.trainer.process.launch import own_devices, read_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,17 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     control = open_control(place)
     os.nice(launch.nice)
     keep_one_heap()
-    import torch
-
-    torch.set_num_threads(launch.threads)
-    from gyre.cell_agent.trainer.commands import TrainerCommands
-    from gyre.cell_agent.trainer.ranks.meeting import join_cell
-
     try:
-        join_cell(launch)
-        commands = TrainerCommands(launch)
+        os.environ.update(own_devices(os.environ, launch.local_rank))
+        import torch
+
+        torch.set_num_threads(launch.threads)
+        from gyre.cell_agent.trainer.commands import TrainerCommands
+        from gyre.cell_agent.trainer.device import own_device
+        from gyre.cell_agent.trainer.ranks.meeting import join_cell
+
+        device = own_device()
+        join_cell(launch, device)
+        commands = TrainerCommands(launch, device)
     except TrainerError as error:
         sys.stderr.write(f"trainer of cell {launch.cell}: {error}\n")
+        refuse(control, error)
         return 2
     serve(control, commands)
     return 0

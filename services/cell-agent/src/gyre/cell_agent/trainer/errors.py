@@ -23,6 +23,12 @@ class BadModel(TrainerError):
     kind = "bad_model"
 
 
+class NoGpu(TrainerError):
+    """A GPU is here, and this rank cannot have it."""
+
+    kind = "no_gpu"
+
+
 class WrongState(TrainerError):
     """The command does not fit what the trainer holds: no batch open, other batch, no world."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.megatron.megatron_core import (
     DistributedDataParallel,
     OptimizerConfig,
@@ -57,8 +58,7 @@ class CoreOptimizer:
         self._shares = OptimizerShares(self._parameters.values())
         with self._shares.own_alone():
             self._optimizer = get_megatron_optimizer(_config(settings, model), [model])
-        if self._shares.several:
-            self._count_every_share()
+        self._count_every_parameter()
         self.num_updates = 0
         if state is not None:
             self._load(state)
@@ -86,36 +86,43 @@ class CoreOptimizer:
         return Update(grad_norm=grad_norm, lr=lr)
 
     def state(self) -> OptimizerState:
-        """Copies, by parameter name, so that it outlives another layout of the buffers."""
+        """Copies on the host, by parameter name: it outlives another layout of the buffers."""
         moments = self._moments()
         parameters = {}
         for name, parameter in self._parameters.items():
             main = _main(parameter)
-            values = {key: value.clone() for key, value in moments.get(main, {}).items()}
+            values = {key: value.to(CPU, copy=True) for key, value in moments.get(main, {}).items()}
             if main is not parameter:
-                values[MASTER] = main.detach().clone()
+                values[MASTER] = main.detach().to(CPU, copy=True)
             if values:
                 parameters[name] = values
         return {"num_updates": self.num_updates, "parameters": parameters}
 
     def _load(self, state: OptimizerState) -> None:
         self.num_updates = state["num_updates"]
-        moments = self._moments()
+        states = {p: adam.state for adam in self._adams() for p in _stepped(adam)}
         for name, saved in state["parameters"].items():
             main = _main(self._parameters[name])
-            values = {key: value.clone() for key, value in saved.items() if key != MASTER}
+            values = {
+                # A count of steps stays on the host, as Adam makes it.
+                key: value.to(main.device if value.dim() else CPU, copy=True)
+                for key, value in saved.items()
+                if key != MASTER
+            }
             if values:
-                moments[main] = values
+                states[main][main] = values
             if MASTER in saved:
                 main.data.copy_(saved[MASTER])
 
-    def _moments(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """By main parameter."""
-        (adam,) = self._optimizer.chained_optimizers
-        moments: dict[torch.Tensor, dict[str, torch.Tensor]] = adam.optimizer.state
-        return moments
+    def _adams(self) -> list[torch.optim.Optimizer]:
+        """Megatron has one of its own for experts that other ranks do not hold."""
+        return [part.optimizer for part in self._optimizer.chained_optimizers]
 
-    def _count_every_share(self) -> None:
+    def _moments(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """By main parameter; of those that were ever updated."""
+        return {main: values for adam in self._adams() for main, values in adam.state.items()}
+
+    def _count_every_parameter(self) -> None:
         """In the gradient's norm, which Megatron adds up over the ranks that share the model: here
         over all of the cell, in which each parameter's owner counts it once."""
         for part in self._optimizer.chained_optimizers:
@@ -123,10 +130,8 @@ class CoreOptimizer:
 
     def tensors(self) -> list[torch.Tensor]:
         """What it works on: the parameters or their masters, and the moments."""
-        adams = [chained.optimizer for chained in self._optimizer.chained_optimizers]
-        stepped = [p for adam in adams for group in adam.param_groups for p in group["params"]]
-        states = [state for adam in adams for state in adam.state.values()]
-        kept = [value for state in states for value in state.values()]
+        stepped = [p for adam in self._adams() for p in _stepped(adam)]
+        kept = [value for values in self._moments().values() for value in values.values()]
         return [*stepped, *(value for value in kept if isinstance(value, torch.Tensor))]
 
 
@@ -140,6 +145,10 @@ def fits(state: OptimizerState, parameters: Mapping[str, torch.Tensor]) -> bool:
 
 def _is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.bfloat16, torch.float16)
+
+
+def _stepped(adam: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in adam.param_groups for parameter in group["params"]]
 
 
 def _main(parameter: torch.Tensor) -> torch.Tensor:

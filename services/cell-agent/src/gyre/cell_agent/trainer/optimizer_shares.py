@@ -1,16 +1,18 @@
 """The optimizer shared out over the ranks of a cell that hold the same parameters.
 
-Context and data ranks do. Each has moments and float32 masters of its share alone, whole parameters
-about equal in size, updates them from the cell's summed gradient, and gives them to the others. So
-each parameter's state lies once in a cell, whatever its layout. Megatron's own distributed
-optimizer cuts inside of parameters, for which it lays them into one buffer; these keep the storages
-that a role change parks and brings back.
+Context and data ranks do, but for experts, which are held by ranks of a group of their own where
+they are shared out. Each has moments and float32 masters of its share alone, whole parameters about
+equal in size, updates them from the cell's summed gradient, and gives them to the others. So each
+parameter's state lies once in a cell, whatever its layout. Megatron's own distributed optimizer
+cuts inside of parameters, for which it lays them into one buffer; these keep the storages that a
+role change parks and brings back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -20,27 +22,49 @@ from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
 from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """Parameters that the ranks of `group` hold alike. owned: by rank in it, who updates which."""
+
+    group: Any
+    owned: Sequence[Sequence[Tensor]]
+
+    def of_others(self) -> Iterator[Tensor]:
+        own = self.group.rank()
+        for rank, owned in enumerate(self.owned):
+            yield from owned if rank != own else ()
+
+    def exchange(self) -> None:
+        for rank, owned in enumerate(self.owned):
+            source = dist.get_global_rank(self.group, rank)
+            for flat, parameters in flat_buckets(owned):
+                dist.broadcast(flat, src=source, group=self.group)
+                if rank != self.group.rank():
+                    scatter(flat, parameters)
+
+
 class OptimizerShares:
-    """The same on all ranks of the group, from the order and sizes of their parameters alone."""
+    """The same on all ranks of a group, from the order and sizes of their parameters alone."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        self._rank: int = self._group.rank()
-        self._owned = share_out(list(parameters), self._group.size())
-
-    @property
-    def several(self) -> bool:
-        return len(self._owned) > 1
+        replicated: list[Tensor] = []
+        experts: list[Tensor] = []
+        for parameter in parameters:
+            # Megatron's mark of an expert that other ranks do not hold.
+            (replicated if getattr(parameter, "allreduce", True) else experts).append(parameter)
+        self._shares = [
+            _Alike(group=group, owned=share_out(held, group.size()))
+            for held, group in (
+                (replicated, parallel_state.get_data_parallel_group(with_context_parallel=True)),
+                (experts, parallel_state.get_expert_data_parallel_group()),
+            )
+            if group.size() > 1
+        ]
 
     @contextmanager
     def own_alone(self) -> Iterator[None]:
         """Meanwhile the others' parameters want no gradient, so that an optimizer leaves them."""
-        others = [
-            parameter
-            for rank, owned in enumerate(self._owned)
-            for parameter in owned
-            if rank != self._rank
-        ]
+        others = [parameter for share in self._shares for parameter in share.of_others()]
         try:
             for parameter in others:
                 parameter.requires_grad_(False)
@@ -51,14 +75,8 @@ class OptimizerShares:
 
     def exchange(self) -> None:
         """Each rank's parameters, from where they were updated to where they were not."""
-        if not self.several:
-            return
-        for rank, owned in enumerate(self._owned):
-            source = dist.get_global_rank(self._group, rank)
-            for flat, parameters in flat_buckets(owned):
-                dist.broadcast(flat, src=source, group=self._group)
-                if rank != self._rank:
-                    scatter(flat, parameters)
+        for share in self._shares:
+            share.exchange()
 
 
 def share_out(parameters: Sequence[Tensor], num_ranks: int) -> list[list[Tensor]]:

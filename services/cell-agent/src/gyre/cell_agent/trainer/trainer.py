@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +27,43 @@ from gyre.cell_agent.trainer.batch.headers import HeaderLine
 from gyre.cell_agent.trainer.batch.inbox import Work
 from gyre.cell_agent.trainer.batch.stream import Stream
 from gyre.cell_agent.trainer.carriers import WeightsName
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import (
     BadMicroStep,
     BadModel,
     WrongState,
     WrongVersion,
 )
-from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
+from gyre.cell_agent.trainer.megatron.megatron_core import (
+    DistributedDataParallel,
+    parallel_state,
+)
 from gyre.cell_agent.trainer.memory import TrainerMemory, resident
 from gyre.cell_agent.trainer.model.bridge import WeightBridge
-from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
-from gyre.cell_agent.trainer.model.layout import own_coordinate, own_data_share
+from gyre.cell_agent.trainer.model.layout import own_coordinate, own_data_share, own_layout
 from gyre.cell_agent.trainer.model.packing import pack_micro_step
-from gyre.cell_agent.trainer.model.policy import build_model
-from gyre.cell_agent.trainer.model.stages import own_stage
+from gyre.cell_agent.trainer.model.policy import build_module, with_gradients
+from gyre.cell_agent.trainer.model.stages import Stage, own_stage
 from gyre.cell_agent.trainer.model.weights_io import Weights
 from gyre.cell_agent.trainer.optimizer import CoreOptimizer, OptimizerState, fits
 from gyre.cell_agent.trainer.ranks.world import CellWorld, Rendezvous
 from gyre.cell_agent.trainer.settings import TrainerSettings
 from gyre.core.microstep import MicroStep
+from gyre.core.policy_config import PolicyConfig
 from gyre.objective import ObjectiveError
 
 
 class MegatronTrainer:
     """Commands call these methods from one thread; see the module's invariants."""
 
-    def __init__(self, policy: PolicyConfig, dtype: torch.dtype, **options: bool) -> None:
-        """options: of `build_model`."""
-        self.policy = policy
-        self.model = build_model(policy, dtype, **options)
-        self.parameters: dict[str, Tensor] = dict(self.model.module.named_parameters())
-        self._bridge = WeightBridge(policy, self.model)
-        self.stage = own_stage(self.model)
+    def __init__(
+        self, policy: PolicyConfig, dtype: torch.dtype, device: torch.device = CPU, **options: bool
+    ) -> None:
+        """options: of `build_module`. On a GPU it begins offloaded. Raises TrainerError."""
+        self.policy, self.device = policy, device
+        module = build_module(policy, dtype, device, **options)
+        self.parameters: dict[str, Tensor] = dict(module.named_parameters())
+        self._bridge = WeightBridge(policy, module)
         self._line = HeaderLine()
         self.cell = 0
         self.tokens_per_s: float | None = None
@@ -66,9 +73,20 @@ class MegatronTrainer:
         self.held: WeightsName | None = None
         self.open: Accumulation | None = None
         self.world: CellWorld | None = None
-        self.memory = TrainerMemory(self.model, self._tensors)
         self._optimizer: CoreOptimizer | None = None
         self._saved_optimizer: OptimizerState | None = None
+        buffered = partial(with_gradients, module)
+        self.memory = TrainerMemory(module, device, buffered, self._tensors)
+
+    @property
+    def model(self) -> DistributedDataParallel:
+        """Raises WrongState: it begins offloaded, and was never restored."""
+        return self.memory.model
+
+    @property
+    def stage(self) -> Stage:
+        """Raises WrongState, as `model`."""
+        return own_stage(self.model)
 
     # Weights
 
@@ -94,29 +112,44 @@ class MegatronTrainer:
 
     @resident
     def weights(self) -> Weights:
-        """Copies by Hugging Face names, contiguous: whole on the cell's first rank, empty on the
-        others, for what leaves a cell leaves it there. All ranks of the cell call it."""
-        return self._whole({name: value.detach() for name, value in self.parameters.items()})
+        """Copies on the host by Hugging Face names, contiguous: whole on the cell's first rank,
+        empty on the others, for what leaves a cell leaves it there. All ranks of the cell call
+        it."""
+        return _copied(self._whole(self._detached()))
+
+    @resident
+    def give_weights(self, take: Callable[[str, Tensor], None]) -> None:
+        """As `weights`, without a copy: `take` is called with each, which is on the device and may
+        share memory with the parameters. All ranks of the cell call it."""
+        for name, value in self._whole(self._detached()):
+            take(name, value)
+
+    def _detached(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self.parameters.items()}
 
     def gradients(self) -> Weights:
         """Copies of the gradient buffers, as `weights`; what ranks have to sum is summed by
         `finalize_gradients`. Raises WrongState: offloaded."""
         if self.memory.offloaded:
             raise WrongState("the gradient buffers are offloaded: restore first")
-        return self._whole(
-            {
-                name: parameter.main_grad.detach()  # type: ignore[attr-defined]
-                for name, parameter in self.parameters.items()
-            }
+        return _copied(
+            self._whole(
+                {
+                    name: parameter.main_grad.detach()  # type: ignore[attr-defined]
+                    for name, parameter in self.parameters.items()
+                }
+            )
         )
 
-    def _whole(self, tensors: dict[str, Tensor]) -> Weights:
+    def _whole(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """For the cell's first rank; all have to draw it to its end, and the others get nothing."""
         place = own_coordinate()
-        if place.context or place.data:
-            return {}
-        named = self._bridge.whole(tensors)
-        copies = ((name, value.clone() if place.index == 0 else value) for name, value in named)
-        return {name: value for name, value in copies if place.index == 0}
+        # These ranks hold nothing of their own but experts, where those are shared out.
+        if (place.context or place.data) and own_layout().expert == 1:
+            return
+        for name, value in self._bridge.whole(tensors):
+            if place.index == 0:
+                yield name, value
 
     def require_held(self) -> WeightsName:
         if self.held is None:
@@ -125,7 +158,7 @@ class MegatronTrainer:
 
     def optimizer_state(self) -> OptimizerState | None:
         """None on a cell that has never updated or loaded one. Raises WrongState: offloaded."""
-        if self.memory.offloaded:
+        if not self.memory.is_readable:
             raise WrongState("the optimizer's state is offloaded: restore first")
         return self._saved_optimizer if self._optimizer is None else self._optimizer.state()
 
@@ -165,7 +198,8 @@ class MegatronTrainer:
 
     def _accumulation(self, batch: str) -> Accumulation:
         clock = Clock(tokens_per_s=self.tokens_per_s if self._line.leads else None)
-        stream = Stream(self.stage, self._line, self.require_settings().objective, clock)
+        objective = self.require_settings().objective
+        stream = Stream(self.stage, self._line, objective, clock, self.device)
         failpoints = ("trainer.mid_accumulation", f"trainer_{self.cell}.mid_accumulation")
         return Accumulation(batch, stream, self._line, failpoints)
 
@@ -195,11 +229,6 @@ class MegatronTrainer:
         """Waits until all that was submitted is in the gradient buffers of all the cell's ranks.
         Raises BadMicroStep, StageLost: the batch can only be dropped."""
         return self.require_open_batch().flush()
-
-    def micro_step(self, step: MicroStep) -> MicroStepReport:
-        """Adds its gradient. Raises as `submit` and `flush` do."""
-        self.submit(step)
-        return self.flush()[-1]
 
     def finish_accumulation(self) -> Accumulation:
         """The open batch with all its micro-steps in the buffers and its record complete; it takes
@@ -262,3 +291,7 @@ class MegatronTrainer:
             "communicators": self._communicators(),
             "num_parameters": sum(value.numel() for value in self.parameters.values()),
         }
+
+
+def _copied(named: Iterable[tuple[str, Tensor]]) -> Weights:
+    return {name: value.to(CPU, copy=True) for name, value in named}

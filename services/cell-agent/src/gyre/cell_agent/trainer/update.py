@@ -19,7 +19,7 @@ from gyre.cell_agent.trainer.batch.batch_record import BatchRecord, merged
 from gyre.cell_agent.trainer.buckets import flat_buckets, scatter
 from gyre.cell_agent.trainer.carriers import FinishedBatch, WeightsName
 from gyre.cell_agent.trainer.errors import MembersDisagree, PeerLost, WrongState
-from gyre.cell_agent.trainer.model.finalize import finalize_gradients
+from gyre.cell_agent.trainer.model.finalize import finalize_gradients, gradient_buffers
 from gyre.cell_agent.trainer.optimizer import Update
 from gyre.cell_agent.trainer.ranks.world import CORE_RANK, CellWorld, PrefixGroup
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
@@ -78,7 +78,7 @@ def _reduce(
             f"in batch {batch.batch}"
         )
     record = merged(group.gather(batch.record.to_bytes()))
-    group.sum_(buffer.grad_data for buffer in trainer.model.buffers)
+    group.sum_(gradient_buffers(trainer.model))
     return record
 
 

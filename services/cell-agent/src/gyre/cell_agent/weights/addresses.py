@@ -32,21 +32,21 @@ def check_host(host: str, *, allow_public: bool) -> None:
             )
 
 
-def check_interfaces(*, allow_public: bool) -> None:
-    """Of a transport that listens on all of them, whatever it is told. Raises PublicAddress."""
+def check_interfaces(transport: str, *, allow_public: bool) -> None:
+    """Of one that listens where it likes, whatever it is told. Raises PublicAddress."""
     if allow_public:
         return
     try:
         found = own_addresses()
     except OSError as error:
         raise PublicAddress(
-            f"mooncake listens on every interface, and this machine's are not known ({error}): use "
-            "weights.transport: tcp, or set weights.allow_public"
+            f"{transport} may listen on every interface, and this machine's are not known "
+            f"({error}): use weights.transport: tcp, or set weights.allow_public"
         ) from error
     for address in found:
         if _is_public(address):
             raise PublicAddress(
-                f"mooncake listens on every interface, and {address} is a public one: use "
+                f"{transport} may listen on every interface, and {address} is a public one: use "
                 "weights.transport: tcp, or set weights.allow_public"
             )
 
@@ -56,6 +56,14 @@ def own_addresses() -> set[Address]:
     # Without IPv6 there is no list of its addresses; without the other nothing is known.
     interfaces = _text(_INET6) if _INET6.exists() else ""
     return _ipv4(_text(_ROUTES)) | _ipv6(interfaces)
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the network that leads there; no packet is sent. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _ipv4(routes: str) -> set[Address]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from gyre.cell_agent.weights.manifest import Manifest
+from gyre.cell_agent.weights.memory import Memory, own_memory
 from gyre.cell_agent.weights.shelf import Buffer
 
-Transport = Literal["tcp", "mooncake"]
+Transport = Literal["tcp", "mooncake", "nccl"]
 
 WEIGHTS_KEY = "GYRE_WEIGHTS_KEY"
 """Where a trainer finds its job's key (`gyre.adapters.keys.make_weights_key`)."""
@@ -55,8 +56,6 @@ class WeightSource(Protocol):
         """The newest weights stay served beside newer ones, until others are kept."""
         ...
 
-    def is_newest(self, version: int, lineage: int) -> bool: ...
-
     def manifest(self) -> Manifest:
         """Of the newest weights; waits for their digests."""
         ...
@@ -73,6 +72,9 @@ class WeightSink(Protocol):
 
     transport: ClassVar[Transport]
 
-    def pull(self, host: str, port: int, *, version: int, lineage: int) -> Pulled:
-        """Raises WeightTransportError."""
+    def pull(
+        self, host: str, port: int, *, version: int, lineage: int, memory: Memory = own_memory
+    ) -> Pulled:
+        """memory: what the payload is to lie in, made once its size is told. Raises
+        WeightTransportError."""
         ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +23,10 @@ from gyre.cell_agent.weights.addresses import check_interfaces
 from gyre.cell_agent.weights.base import Pulled, Transport
 from gyre.cell_agent.weights.errors import CutOff, Damaged, TransportMissing
 from gyre.cell_agent.weights.manifest import Manifest, Verifier
+from gyre.cell_agent.weights.memory import Memory, own_memory
+from gyre.cell_agent.weights.opening import STALL_TIMEOUT_S, Opening
 from gyre.cell_agent.weights.shelf import Buffer, Shelf
-from gyre.cell_agent.weights.tcp import (
-    STALL_TIMEOUT_S,
-    TcpWeightSource,
-    connected,
-    request,
-)
+from gyre.cell_agent.weights.tcp import Answer, TcpWeightSource, until_closed
 
 # One call of the engine's: long enough that its cost does not show, short enough that the first
 # chunks are verified while the next are read.
@@ -44,7 +41,7 @@ class MooncakeEngine:
     """One transfer engine of this process. Raises TransportMissing, PublicAddress."""
 
     def __init__(self, host: str, *, allow_public: bool) -> None:
-        check_interfaces(allow_public=allow_public)
+        check_interfaces("mooncake", allow_public=allow_public)
         self._engine = _import()()
         protocol = "rdma" if _RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir()) else "tcp"
         code = self._engine.initialize(host, "P2PHANDSHAKE", protocol, "")
@@ -99,7 +96,7 @@ class MooncakeWeightSource(TcpWeightSource):
             port,
             key=key,
             shelf=Shelf(added=self._register, dropped=self._unregister),
-            place=self._place,
+            hand_over=self._hand_over,
             stall_timeout_s=stall_timeout_s,
         )
 
@@ -113,8 +110,9 @@ class MooncakeWeightSource(TcpWeightSource):
     def _unregister(self, buffer: Buffer) -> None:
         self._engine.unregister(self._addresses.pop(id(buffer)))
 
-    def _place(self, buffer: Buffer) -> dict[str, Any]:
-        return {"session": self._engine.session, "address": self._addresses[id(buffer)]}
+    def _hand_over(self, buffer: Buffer, connection: socket.socket, answer: Answer) -> None:
+        answer({"session": self._engine.session, "address": self._addresses[id(buffer)]})
+        until_closed(connection)
 
 
 class MooncakeWeightSink:
@@ -131,22 +129,18 @@ class MooncakeWeightSink:
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._engine = MooncakeEngine(host, allow_public=allow_public)
-        self._key = key
-        self._stall_timeout_s = stall_timeout_s
+        self._opening = Opening(transport=self.transport, key=key, stall_timeout_s=stall_timeout_s)
 
-    def pull(self, host: str, port: int, *, version: int, lineage: int) -> Pulled:
+    def pull(
+        self, host: str, port: int, *, version: int, lineage: int, memory: Memory = own_memory
+    ) -> Pulled:
         """Raises WeightTransportError."""
-        try:
-            with connected(host, port, self._stall_timeout_s) as connection:
-                answer = request(connection, self._key, version, lineage, self.transport)
-                manifest = Manifest.from_json(answer["manifest"])
-                session, address = _place(answer)
-                payload = memoryview(mmap.mmap(-1, max(1, manifest.num_bytes)))
-                payload = payload[: manifest.num_bytes]
-                self._read(manifest, payload, session, address)
-                return Pulled(manifest=manifest, payload=payload)
-        except OSError as error:
-            raise CutOff(f"weights from {host}:{port}: {error or type(error).__name__}") from error
+        with self._opening.of(
+            host, port, version=version, lineage=lineage, memory=memory
+        ) as opened:
+            session, address = _place(opened.answer)
+            self._read(opened.pulled.manifest, opened.pulled.payload, session, address)
+            return opened.pulled
 
     def _read(self, manifest: Manifest, payload: memoryview, session: str, address: int) -> None:
         with self._engine.registered(payload) as own, Verifier(manifest, payload) as verifier:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.engine.tensors import TensorView, read_document
+from gyre.cell_agent.engine.tensors import TensorView, checksum_by_name, read_document
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -22,21 +23,19 @@ _ALIGNMENT = 8
 
 
 class Payload:
-    """The layout of these weights: where each tensor lies, widest numbers first, so that each lies
-    at a multiple of its numbers' size."""
+    """Where each tensor lies in a document of tensors of one type. shapes: by name."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._weights = weights
+    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._places: dict[str, int] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
-        for name in sorted(weights, key=lambda name: (-weights[name].element_size(), name)):
-            tensor = weights[name]
-            begin, end = end, end + tensor.numel() * tensor.element_size()
+        for name, shape in shapes.items():
+            begin, end = end, end + prod(shape) * dtype.itemsize
             self._places[name] = begin
             header[name] = {
-                "dtype": DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
+                "dtype": DTYPES[dtype],
+                "shape": list(shape),
                 "data_offsets": [begin, end],
             }
         text = json.dumps(header, separators=(",", ":")).encode()
@@ -44,23 +43,32 @@ class Payload:
         self._header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
         self.num_bytes = len(self._header) + end
 
-    def write(self, into: memoryview) -> None:
-        """One copy of each tensor, from whatever device it is on. into: `num_bytes` long."""
-        start = len(self._header)
-        into[:start] = self._header
-        for name, begin in self._places.items():
-            tensor = self._weights[name].detach()
-            if tensor.numel() == 0:
-                continue
-            place = torch.frombuffer(
-                into, dtype=tensor.dtype, count=tensor.numel(), offset=start + begin
-            )
-            place.view(tensor.shape).copy_(tensor)
+    def begin(self, into: memoryview) -> None:
+        """into: `num_bytes` long, all of which is written once every tensor was put there."""
+        into[: len(self._header)] = self._header
+
+    def put(self, into: memoryview, name: str, tensor: Tensor) -> None:
+        """One copy, from whatever device it is on. Raises KeyError: there is no place for it."""
+        start = len(self._header) + self._places[name]
+        if tensor.numel() == 0:
+            return
+        place = torch.frombuffer(into, dtype=self._dtype, count=tensor.numel(), offset=start)
+        place.view(tensor.shape).copy_(tensor.detach())
 
 
 def tensors(payload: memoryview) -> dict[str, Tensor]:
     """Views of the payload, by name. Raises BadWeightsError: it is no safetensors document."""
     return {name: _tensor(view) for name, view in read_document(payload).items()}
+
+
+def checksum(weights: Mapping[str, Tensor]) -> str:
+    """`checksum_by_name` of tensors on the host."""
+
+    def float32(name: str) -> memoryview:
+        numbers: memoryview = weights[name].detach().to(torch.float32).contiguous().numpy().data
+        return numbers
+
+    return checksum_by_name(weights, float32)
 
 
 def _tensor(view: TensorView) -> Tensor:

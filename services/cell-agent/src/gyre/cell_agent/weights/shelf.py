@@ -9,7 +9,6 @@ what is being pulled is never overwritten.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from gyre.cell_agent.weights.errors import WrongVersion
 from gyre.cell_agent.weights.manifest import Manifest, digest_threads, make_manifest
+from gyre.cell_agent.weights.memory import own_memory
 
 
 class Buffer:
@@ -26,11 +26,6 @@ class Buffer:
     def __init__(self, view: memoryview) -> None:
         self.view = view
         self.num_readers = 0
-
-    @classmethod
-    def of_size(cls, num_bytes: int) -> Buffer:
-        """New, at a page's start."""
-        return cls(memoryview(mmap.mmap(-1, max(1, num_bytes)))[:num_bytes])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -71,7 +66,7 @@ class Shelf:
                 if buffer.num_readers == 0 and len(buffer.view) == num_bytes:
                     return buffer
             self._drop_unread()
-        buffer = Buffer.of_size(num_bytes)
+        buffer = Buffer(own_memory(num_bytes))
         self._added(buffer)
         with self._lock:
             self._buffers.append(buffer)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import assert_never
 
 from gyre.adapters.logging import get_logger
-from gyre.cell_agent.weights.addresses import check_host
+from gyre.cell_agent.weights.addresses import address_towards, check_host
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink, WeightSource
 from gyre.cell_agent.weights.errors import NobodyServes, WeightTransportError
+from gyre.cell_agent.weights.memory import Memory, own_memory
 from gyre.cell_agent.weights.tcp import TcpWeightSink, TcpWeightSource
 
 # A connection that breaks or a byte that flips is rare; three in a row are no accident.
@@ -27,6 +28,10 @@ def open_source(
                 from gyre.cell_agent.weights.mooncake import MooncakeWeightSource
 
                 return MooncakeWeightSource(host, port, key=key, allow_public=allow_public)
+            case "nccl":
+                from gyre.cell_agent.weights.nccl import NcclWeightSource
+
+                return NcclWeightSource(host, port, key=key, allow_public=allow_public)
             case _:
                 assert_never(transport)
     except OSError as error:
@@ -36,23 +41,39 @@ def open_source(
 def open_sink(
     transport: Transport, host: str, *, key: str, allow_public: bool = False
 ) -> WeightSink:
-    """host: the puller's own address. Raises WeightTransportError."""
+    """host: of the source. Raises WeightTransportError."""
     match transport:
         case "tcp":
             return TcpWeightSink(key=key)
         case "mooncake":
             from gyre.cell_agent.weights.mooncake import MooncakeWeightSink
 
-            return MooncakeWeightSink(host, key=key, allow_public=allow_public)
+            try:
+                own = address_towards(host)
+            except OSError as error:
+                raise NobodyServes(f"{host}: {error}") from error
+            return MooncakeWeightSink(own, key=key, allow_public=allow_public)
+        case "nccl":
+            from gyre.cell_agent.weights.nccl import NcclWeightSink
+
+            return NcclWeightSink(key=key, allow_public=allow_public)
         case _:
             assert_never(transport)
 
 
-def pull(sink: WeightSink, host: str, port: int, *, version: int, lineage: int) -> Pulled:
+def pull(
+    sink: WeightSink,
+    host: str,
+    port: int,
+    *,
+    version: int,
+    lineage: int,
+    memory: Memory = own_memory,
+) -> Pulled:
     """Up to ATTEMPTS times where that may help. Raises WeightTransportError, the last one."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return sink.pull(host, port, version=version, lineage=lineage)
+            return sink.pull(host, port, version=version, lineage=lineage, memory=memory)
         except WeightTransportError as error:
             if not error.again or attempt == ATTEMPTS:
                 raise

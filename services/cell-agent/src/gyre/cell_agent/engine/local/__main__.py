@@ -22,14 +22,15 @@ from gyre.cell_agent.engine.local.app import build_app
 from gyre.cell_agent.engine.local.config import ModelConfig, read_model_config
 from gyre.cell_agent.engine.local.engine import LocalEngine
 from gyre.cell_agent.engine.local.errors import LocalEngineError
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.options import EngineOptions, parse_options
 from gyre.cell_agent.engine.local.pace import Pace
 from gyre.cell_agent.engine.local.runner import Capacity, ModelRunner
 from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
-from gyre.cell_agent.engine.local.weights import check_state, expected_shapes, read_checkpoint
+from gyre.cell_agent.engine.local.weights import check_state, read_checkpoint
 from gyre.cell_agent.process_memory import keep_one_heap
+from gyre.core.policy_weights import weight_shapes
 
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let a long JSON answer hold up several decode steps."""
@@ -58,9 +59,9 @@ def main() -> int:
 
 def build_scheduler(options: EngineOptions, config: ModelConfig, codec: TextCodec) -> Scheduler:
     """Load the checkpoint and allocate the KV memory."""
-    model = Qwen3(config, options.context_length)
+    model = Transformer(config.shapes, options.context_length)
     state = read_checkpoint(options.model_path)
-    check_state(state, expected_shapes(config), complete=True)
+    check_state(state, weight_shapes(config.shapes), complete=True)
     model.load(state)
     capacity = Capacity(
         num_slots=options.max_running_requests,

@@ -20,8 +20,8 @@ import orjson
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.engine.local.config import ModelConfig
 from gyre.cell_agent.engine.local.errors import TransferError
+from gyre.core.policy_config import PolicyConfig
 
 BLOCK_TOKENS = 256
 DIGEST_BYTES = 16
@@ -61,9 +61,9 @@ def read_header(text: str) -> Header:
         raise TransferError(f"the source's header cannot be read: {error!r}") from error
 
 
-def kv_shape(config: ModelConfig) -> tuple[int, int, int]:
+def kv_shape(config: PolicyConfig) -> tuple[int, int, int]:
     """Layers, key-value heads, head size."""
-    return config.num_layers, config.num_kv_heads, config.head_dim
+    return config.num_layers, config.num_groups, config.head_size
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The sizes of a Qwen3 model, read from a Hugging Face `config.json`."""
+"""What the engine reads of a model: its shapes, and the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -8,33 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from gyre.cell_agent.engine.local.errors import ModelFilesError
+from gyre.core.policy_config import LLAMA, QWEN3, PolicyConfig, UnknownModel, policy_config
 
-SUPPORTED_ARCHITECTURE = "Qwen3ForCausalLM"
-DEFAULT_ROPE_THETA = 10_000.0
-"""What Qwen3's own configuration class assumes when the file does not say."""
+ARCHITECTURES = {QWEN3: "Qwen3ForCausalLM", LLAMA: "LlamaForCausalLM"}
+"""By config.json's model_type: the models that are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes and constants of the forward pass; all counts, no units."""
+    """model_type: one of ARCHITECTURES. shapes: of a dense model."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
+    model_type: str
+    shapes: PolicyConfig
     eos_token_ids: frozenset[int]
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key-value head."""
-        return self.num_heads // self.num_kv_heads
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -51,50 +37,22 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_model_config(directory: Path) -> ModelConfig:
     """Read `config.json` (and the stop tokens of `generation_config.json`, when present).
 
-    Raises ModelFilesError for another architecture, scaled RoPE, attention biases or
-    sliding windows: the forward pass here has none of them.
+    Raises ModelFilesError for another model, or one of these with what the forward pass here has
+    not: scaled RoPE, biases, sliding windows.
     """
-    raw = read_json(directory / "config.json")
-    architectures = raw.get("architectures") or []
-    if SUPPORTED_ARCHITECTURE not in architectures and raw.get("model_type") != "qwen3":
-        raise ModelFilesError(f"{directory}: {architectures} is not {SUPPORTED_ARCHITECTURE}")
-    _refuse_unsupported(raw, directory)
+    path = directory / "config.json"
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    if model_type not in ARCHITECTURES:
+        served = ", ".join(ARCHITECTURES)
+        raise ModelFilesError(f"{path}: model_type {model_type!r}, this engine has {served}")
     try:
-        return _from_raw(raw, _stop_token_ids(raw, directory))
-    except KeyError as error:
-        raise ModelFilesError(f"{directory}/config.json lacks {error}") from error
-
-
-def _from_raw(raw: dict[str, Any], eos_token_ids: frozenset[int]) -> ModelConfig:
-    rope = raw.get("rope_parameters") or {}
-    config = ModelConfig(
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
-        num_heads=int(raw["num_attention_heads"]),
-        num_kv_heads=int(raw["num_key_value_heads"]),
-        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA),
-        max_position_embeddings=int(raw.get("max_position_embeddings", 32_768)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_token_ids=eos_token_ids,
+        shapes = policy_config(raw)
+    except UnknownModel as error:
+        raise ModelFilesError(f"{path}: {error}") from error
+    return ModelConfig(
+        model_type=model_type, shapes=shapes, eos_token_ids=_stop_token_ids(raw, directory)
     )
-    if config.num_heads % config.num_kv_heads:
-        raise ModelFilesError("num_attention_heads is not a multiple of num_key_value_heads")
-    return config
-
-
-def _refuse_unsupported(raw: dict[str, Any], directory: Path) -> None:
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        raise ModelFilesError(f"{directory}: rope type {rope_type!r} is not supported")
-    if raw.get("attention_bias") or raw.get("use_sliding_window"):
-        raise ModelFilesError(f"{directory}: attention bias and sliding windows are not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelFilesError(f"{directory}: hidden_act must be silu")
 
 
 def _stop_token_ids(raw: dict[str, Any], directory: Path) -> frozenset[int]:

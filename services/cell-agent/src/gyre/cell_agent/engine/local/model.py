@@ -1,4 +1,4 @@
-"""Qwen3's forward pass in fp32 on a CPU, over a KV store that the caller owns.
+"""A dense Qwen3's or Llama's forward pass in fp32 on a CPU, over a KV store that the caller owns.
 
 Shapes used below: n rows of a decode batch, L tokens of a prefill, H query heads, K key-value
 heads, G = H / K, D head size, T rows of a slot. A slot's KV store is `[2, K, T, D]` (keys, then
@@ -15,17 +15,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
-from gyre.cell_agent.engine.local.config import ModelConfig
-from gyre.cell_agent.engine.local.weights import EMBEDDING, LM_HEAD, State, expected_shapes
+from gyre.cell_agent.engine.local.weights import State
+from gyre.core.policy_config import PolicyConfig
+from gyre.core.policy_weights import EMBEDDING, LM_HEAD, weight_shapes
 
 
 class Layer:
-    """One decoder layer's parameters; projections that share an input are stored fused."""
+    """One decoder layer's parameters; projections that share an input are stored fused. The head
+    norms are Qwen3's: a Llama's layer has none of them."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        heads = config.num_heads + config.num_kv_heads
-        self.qkv = torch.zeros((heads + config.num_kv_heads) * dim, hidden)
+    def __init__(self, config: PolicyConfig) -> None:
+        hidden, inner, dim = config.hidden_size, config.ffn_size, config.head_size
+        heads = config.num_heads + config.num_groups
+        self.qkv = torch.zeros((heads + config.num_groups) * dim, hidden)
         self.out = torch.zeros(hidden, config.num_heads * dim)
         self.gate_up = torch.zeros(2 * inner, hidden)
         self.down = torch.zeros(hidden, inner)
@@ -36,11 +38,15 @@ class Layer:
         self.qk_norm = torch.zeros(heads, dim)
         self.num_heads = config.num_heads
 
-    def parameters(self, prefix: str, config: ModelConfig) -> dict[str, Tensor]:
+    def parameters(self, prefix: str, config: PolicyConfig) -> dict[str, Tensor]:
         """Hugging Face name -> view into the fused storage (writing one writes the other)."""
-        queries = config.num_heads * config.head_dim
-        keys = config.num_kv_heads * config.head_dim
-        inner = config.intermediate_size
+        queries = config.num_heads * config.head_size
+        keys = config.num_groups * config.head_size
+        inner = config.ffn_size
+        norms = {
+            f"{prefix}.self_attn.q_norm.weight": self.q_norm,
+            f"{prefix}.self_attn.k_norm.weight": self.k_norm,
+        }
         return {
             f"{prefix}.input_layernorm.weight": self.input_norm,
             f"{prefix}.post_attention_layernorm.weight": self.post_norm,
@@ -48,8 +54,7 @@ class Layer:
             f"{prefix}.self_attn.k_proj.weight": self.qkv[queries : queries + keys],
             f"{prefix}.self_attn.v_proj.weight": self.qkv[queries + keys :],
             f"{prefix}.self_attn.o_proj.weight": self.out,
-            f"{prefix}.self_attn.q_norm.weight": self.q_norm,
-            f"{prefix}.self_attn.k_norm.weight": self.k_norm,
+            **(norms if config.qk_norm else {}),
             f"{prefix}.mlp.gate_proj.weight": self.gate_up[:inner],
             f"{prefix}.mlp.up_proj.weight": self.gate_up[inner:],
             f"{prefix}.mlp.down_proj.weight": self.down,
@@ -61,14 +66,14 @@ class Layer:
         self.qk_norm[self.num_heads :] = self.k_norm
 
 
-class Qwen3:
+class Transformer:
     """Parameters and forward passes; not thread-safe, owned by the model thread.
 
     parameters: by Hugging Face name; none while their memory is given back. missing: those that
     were taken again and not loaded since: nothing may be computed with them.
     """
 
-    def __init__(self, config: ModelConfig, num_positions: int) -> None:
+    def __init__(self, config: PolicyConfig, num_positions: int) -> None:
         self.config = config
         self.missing: frozenset[str] = frozenset()
         self.parameters: dict[str, Tensor] = {}
@@ -89,20 +94,18 @@ class Qwen3:
     def _make(self) -> None:
         config = self.config
         self.embedding = torch.zeros(config.vocab_size, config.hidden_size)
-        self.head = (
-            self.embedding if config.tie_word_embeddings else torch.zeros_like(self.embedding)
-        )
+        self.head = self.embedding if config.tied_embeddings else torch.zeros_like(self.embedding)
         self.norm = torch.zeros(config.hidden_size)
         self.layers = [Layer(config) for _ in range(config.num_layers)]
         self.parameters = self._named_parameters()
 
     def _named_parameters(self) -> dict[str, Tensor]:
         named = {EMBEDDING: self.embedding, "model.norm.weight": self.norm}
-        if not self.config.tie_word_embeddings:
+        if not self.config.tied_embeddings:
             named[LM_HEAD] = self.head
         for index, layer in enumerate(self.layers):
             named |= layer.parameters(f"model.layers.{index}", self.config)
-        assert {n: tuple(t.shape) for n, t in named.items()} == expected_shapes(self.config)
+        assert {n: tuple(t.shape) for n, t in named.items()} == weight_shapes(self.config)
         return named
 
     def load(self, state: State, after_each: Callable[[], None] = lambda: None) -> None:
@@ -140,7 +143,7 @@ class Qwen3:
         `kv` [layers, 2, slots, K, T, D]; sequence i lives in slot i. `positions` [n] are the
         tokens' own; their rows are written here.
         """
-        count, heads, dim = tokens.shape[0], self.config.num_kv_heads, self.config.head_dim
+        count, heads, dim = tokens.shape[0], self.config.num_groups, self.config.head_size
         longest = int(positions.max()) + 1
         reachable = torch.arange(longest) <= positions.unsqueeze(1)
         mask = reachable.view(count, 1, 1, longest)
@@ -160,22 +163,24 @@ class Qwen3:
         return F.linear(hidden, self.head)
 
     def _project(self, layer: Layer, hidden: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, fused q-k-v, head norms and RoPE: [n, d] -> [n, H, D], [n, K, D], [n, K, D].
+        """Norm, fused q-k-v, head norms if any, RoPE: [n, d] -> [n, H, D], [n, K, D], [n, K, D].
 
         `rope` [n, 2, 1, D] holds each position's cos and signed sin.
         """
         config = self.config
-        heads, keys, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, keys, dim = config.num_heads, config.num_groups, config.head_size
         fused = F.linear(self._rms(hidden, layer.input_norm), layer.qkv)
         fused = fused.view(-1, heads + 2 * keys, dim)
-        mixed = F.rms_norm(fused[:, : heads + keys], (dim,), None, config.rms_norm_eps)
-        mixed = _rotate(mixed * layer.qk_norm, rope[:, 0], rope[:, 1])
+        mixed = fused[:, : heads + keys]
+        if config.qk_norm:
+            mixed = F.rms_norm(mixed, (dim,), None, config.norm_eps) * layer.qk_norm
+        mixed = _rotate(mixed, rope[:, 0], rope[:, 1])
         return mixed[:, :heads], mixed[:, heads:], fused[:, heads + keys :]
 
     def _attend_sequence(self, query: Tensor, store: Tensor, mask: Tensor | None) -> Tensor:
         """[L, H, D] against one sequence's store [2, K, end, D] -> [L, H * D]."""
         config, length = self.config, query.shape[0]
-        grouped = query.view(length, config.num_kv_heads, config.group_size, config.head_dim)
+        grouped = query.view(length, config.num_groups, config.group_size, config.head_size)
         grouped = grouped.permute(1, 2, 0, 3)  # [K, G, L, D]
         keys, values = store.unsqueeze(2)  # each [K, 1, end, D]
         attended = F.scaled_dot_product_attention(
@@ -193,7 +198,7 @@ class Qwen3:
         positions, so that grouped keys are never repeated in memory.
         """
         config, count = self.config, query.shape[0]
-        grouped = query.reshape(count, config.num_kv_heads, config.group_size, config.head_dim)
+        grouped = query.reshape(count, config.num_groups, config.group_size, config.head_size)
         attended = F.scaled_dot_product_attention(grouped, store[0], store[1], attn_mask=mask)
         return attended.reshape(count, -1)
 
@@ -204,13 +209,13 @@ class Qwen3:
         return hidden + F.linear(F.silu(gate) * up, layer.down)
 
     def _rms(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+        return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.norm_eps)
 
 
-def _rope_table(config: ModelConfig, num_positions: int) -> Tensor:
+def _rope_table(config: PolicyConfig, num_positions: int) -> Tensor:
     """[positions, 2, 1, D]: cos, and sin with its sign folded in (one product rotates)."""
-    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-    angles = torch.outer(torch.arange(num_positions).float(), config.rope_theta**-exponents)
+    exponents = torch.arange(0, config.head_size, 2).float() / config.head_size
+    angles = torch.outer(torch.arange(num_positions).float(), config.rope_base**-exponents)
     cos, sin = angles.cos(), angles.sin()
     signed = torch.cat([-sin, sin], dim=1)
     return torch.stack([torch.cat([cos, cos], dim=1), signed], dim=1).unsqueeze(2)

@@ -129,7 +129,7 @@ def _check(engine: LocalEngine, tokens: Sequence[int], header: Header, here: _He
     """Raises TransferError unless what comes is the KV that was asked for."""
     if header.version != here.version:
         raise TransferError(f"pinned under {header.version}, served here is {here.version}")
-    if header.shape != kv_shape(engine.config):
+    if header.shape != kv_shape(engine.config.shapes):
         raise TransferError(f"a model of other sizes: {header.shape}")
     if header.start != here.num_cached or not header.start <= header.end <= len(tokens):
         raise TransferError(f"tokens {header.start} to {header.end} were not asked for")

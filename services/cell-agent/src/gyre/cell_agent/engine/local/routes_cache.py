@@ -87,7 +87,7 @@ async def cache_blocks(request: web.Request) -> web.StreamResponse:
         headers={
             HEADER: Header(
                 version=engine.weight_version,
-                shape=kv_shape(engine.config),
+                shape=kv_shape(engine.config.shapes),
                 start=start,
                 end=end,
                 tokens=tokens_digest(pin.tokens[:end]),
@@ -130,7 +130,7 @@ def _read_tokens(body: dict[str, Any], engine: LocalEngine) -> list[int]:
     tokens: list[int] = field(body, "input_ids", list)
     if not tokens or not all(type(token) is int for token in tokens):
         raise SchemaError("input_ids must be a list of token ids")
-    if not all(0 <= token < engine.config.vocab_size for token in tokens):
+    if not all(0 <= token < engine.config.shapes.vocab_size for token in tokens):
         raise BadRequestError("a token id is outside the vocabulary")
     return tokens
 

@@ -26,7 +26,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     if body.get("stream") is True:
         return await _stream(request, engine, body)
-    asked = parse_generate(body, engine.config.vocab_size)
+    asked = parse_generate(body, engine.config.shapes.vocab_size)
     async with engine.generating(asked) as live:
         done = await _finished(engine, live)
     return json_response(build_response(done, engine.codec, engine.weight_version))
@@ -39,7 +39,7 @@ async def _stream(
     refused arrives inside the stream, with status 200, as SGLang has it."""
     refused: LocalEngineError | None = None
     try:
-        asked = parse_generate(body, engine.config.vocab_size)
+        asked = parse_generate(body, engine.config.shapes.vocab_size)
     except (SchemaError, UnknownParameterError):
         raise
     except LocalEngineError as error:

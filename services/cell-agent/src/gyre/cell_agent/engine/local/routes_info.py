@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gyre.cell_agent.engine.local.config import ARCHITECTURES
 from gyre.cell_agent.engine.local.engine import LocalEngine
 from gyre.cell_agent.engine.local.http import ENGINE, json_response
 from gyre.cell_agent.engine.local.metrics import render_metrics
@@ -69,8 +70,8 @@ async def model_info(request: web.Request) -> web.Response:
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": engine.config.model_type,
+            "architectures": [ARCHITECTURES[engine.config.model_type]],
         }
     )
 

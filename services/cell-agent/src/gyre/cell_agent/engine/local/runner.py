@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.engine.local.model import Qwen3
+from gyre.cell_agent.engine.local.model import Transformer
 from gyre.cell_agent.engine.local.prefix_cache import PrefixCache
 from gyre.cell_agent.engine.local.request import Request
 
@@ -35,7 +35,7 @@ class ModelRunner:
     cache nor put there.
     """
 
-    def __init__(self, model: Qwen3, capacity: Capacity) -> None:
+    def __init__(self, model: Transformer, capacity: Capacity) -> None:
         self.model = model
         self.capacity = capacity
         self.running: list[Request] = []
@@ -73,7 +73,7 @@ class ModelRunner:
     def allocate_kv(self) -> None:
         """Take the KV memory (zeros: masked rows are multiplied, so they must be finite)."""
         config, capacity = self.model.config, self.capacity
-        layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
+        layers, heads, dim = config.num_layers, config.num_groups, config.head_size
         self._slots = torch.zeros(
             layers, 2, capacity.num_slots, heads, capacity.context_length, dim
         )

@@ -39,8 +39,9 @@ from gyre.cell_agent.engine.local.runner import ModelRunner, prompt_logprobs_fro
 from gyre.cell_agent.engine.local.sampling import SamplingBatch, build_batch, sample, seeded_draw
 from gyre.cell_agent.engine.local.stats import EngineStats
 from gyre.cell_agent.engine.local.tokenizer import TextCodec
-from gyre.cell_agent.engine.local.weights import State, check_state, expected_shapes
+from gyre.cell_agent.engine.local.weights import State, check_state
 from gyre.cell_agent.process_memory import give_back
+from gyre.core.policy_weights import weight_shapes
 
 NEVER = float("-inf")
 
@@ -185,7 +186,7 @@ class Scheduler:
         model = self.runner.model
         if not model.parameters:
             raise WeightsError("the weights' memory is released: take it again first")
-        check_state(state, expected_shapes(model.config), complete=complete)
+        check_state(state, weight_shapes(model.config), complete=complete)
         model.load(state, after_each=partial(failpoint, "engine.mid_update"))
         self.weight_version = self.weight_version if version is None else version
 

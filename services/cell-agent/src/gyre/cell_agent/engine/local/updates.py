@@ -21,12 +21,12 @@ from gyre.cell_agent.engine.local.scheduler import Scheduler
 from gyre.cell_agent.engine.local.weights import (
     State,
     check_state,
-    checksum,
     decode_safetensors,
-    expected_shapes,
     read_checkpoint,
 )
 from gyre.cell_agent.engine.update_group import DTYPES, Place, UpdateGroup, UpdateGroupError
+from gyre.cell_agent.weights.payload import checksum
+from gyre.core.policy_weights import weight_shapes
 
 UPDATED = "Succeeded to update model weights."
 NOT_FLUSHED = (
@@ -161,7 +161,7 @@ async def update_from_group(
     if wrong or not len(announced.names) == len(announced.dtypes) == len(announced.shapes):
         return False, "Failed to receive weights: names, dtypes and shapes do not agree"
     try:
-        expected = expected_shapes(engine.config)
+        expected = weight_shapes(engine.config.shapes)
         meta = {
             name: torch.empty(tuple(shape), device="meta")
             for name, shape in zip(announced.names, announced.shapes, strict=True)

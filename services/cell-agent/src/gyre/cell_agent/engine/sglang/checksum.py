@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from gyre.cell_agent.engine.errors import BadWeightsError
-from gyre.cell_agent.engine.tensors import EMBEDDING, LM_HEAD, TensorView, as_float32
+from gyre.cell_agent.engine.tensors import TensorView, as_float32
+from gyre.core.policy_weights import EMBEDDING, LM_HEAD
 
 VOCABULARY_MULTIPLE = 64
 """SGLang pads the vocabulary to it, with zeros."""

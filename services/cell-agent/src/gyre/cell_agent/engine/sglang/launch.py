@@ -13,8 +13,9 @@ from pathlib import Path
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
 
 CPU = Path(__file__).parent / "cpu"
-# Beyond the weights: SGLang takes the rest of its share for cached keys and values.
-MEM_FRACTION_STATIC = 0.05
+# Of the memory that is free before the weights are loaded: what may be gone when the cache is made.
+# On a CPU others load meanwhile, engines and trainers; `cache_tokens` bounds the cache.
+MEM_FRACTION_STATIC = 0.5
 
 INSTALLED = "engine_sglang_python"
 """Its key in `gyre-env.json`, which lies in this environment's directory."""
@@ -68,6 +69,8 @@ def cpu_command(
         *("--max-total-tokens", str(cache_tokens), "--dtype", dtype),
         *("--device", "cpu", "--attention-backend", "torch_native"),
         *("--mem-fraction-static", str(fraction)),
+        # Else an idle server polls with a whole core, which trainers and other engines need.
+        "--sleep-on-idle",
     ]
 
 

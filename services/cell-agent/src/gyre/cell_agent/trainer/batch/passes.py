@@ -7,6 +7,9 @@ its backward. Either way the loss is worked out once, and a backward starts from
 each log-probability, the slopes: a unit's second forward gives what the loss was worked out on. A
 token in the context of several units is computed in each, and its gradients from all of them add
 up, so the sum is exact.
+
+The objective works on the host, wherever the model does: its sums then have one order, and a mask,
+a threshold on s_i, is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.model.layout import TokenShares
 from gyre.cell_agent.trainer.model.logits import own_policy, spread
 from gyre.cell_agent.trainer.model.packing import ForwardUnit, PackedMicroStep
@@ -26,8 +30,8 @@ from gyre.objective import ObjectiveResult, TokenPolicy, objective_loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """policy, result: of all targets, in their order, without a graph. slopes: [n], the loss's
-    derivative by each target's log-probability."""
+    """policy, result: of all targets, in their order, on the host, without a graph. slopes: [n],
+    the loss's derivative by each target's log-probability, on the model's device."""
 
     policy: TokenPolicy
     result: ObjectiveResult
@@ -38,15 +42,15 @@ def evaluate(
     packed: PackedMicroStep, policies: Sequence[TokenPolicy], settings: ObjectiveSettings
 ) -> Evaluated:
     """policies: by unit. Raises NonFiniteLoss, ObjectiveError."""
-    policy = joined(policies)
-    logprobs = policy.logprobs.detach().requires_grad_()
+    computed = joined(policies)
+    logprobs = computed.logprobs.detach().to(CPU).requires_grad_()
     with torch.enable_grad():
         result = objective_loss(logprobs, packed.targets, settings)
     (slopes,) = torch.autograd.grad(result.loss, logprobs)
     return Evaluated(
-        policy=replace(policy, logprobs=logprobs.detach()),
+        policy=TokenPolicy(logprobs=logprobs.detach(), entropy=computed.entropy.to(CPU)),
         result=replace(result, loss=result.loss.detach()),
-        slopes=slopes,
+        slopes=slopes.to(computed.logprobs.device),
     )
 
 

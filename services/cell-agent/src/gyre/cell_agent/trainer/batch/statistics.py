@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.contracts.events.steps import RATIO_EDGES
 from gyre.core.mismatch import Mismatch, merged
 from gyre.objective import ObjectiveResult, Targets, TokenPolicy, mismatches
@@ -117,7 +118,7 @@ def target_totals(
 
 def execution_totals(ratios: Iterable[float], kept: Iterable[bool]) -> Totals:
     """ratios, kept: s_i and m_i of the executions that have targets, each named once."""
-    values = torch.tensor(list(ratios), dtype=torch.float64)
+    values = torch.tensor(list(ratios), dtype=torch.float64, device=CPU)
     return Totals(
         num_executions=values.numel(),
         num_masked=sum(not one for one in kept),
@@ -128,7 +129,7 @@ def execution_totals(ratios: Iterable[float], kept: Iterable[bool]) -> Totals:
 
 def count_ratios(values: Tensor) -> Counts:
     """values: float64 [n]. Counts in the bins of RATIO_EDGES."""
-    edges = torch.tensor(RATIO_EDGES, dtype=torch.float64)
+    edges = torch.tensor(RATIO_EDGES, dtype=torch.float64, device=CPU)
     bins = torch.bucketize(values.cpu(), edges, right=True)
     return tuple(bins.bincount(minlength=len(RATIO_EDGES) + 1).tolist())
 

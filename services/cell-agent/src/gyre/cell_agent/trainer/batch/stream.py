@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -39,6 +39,7 @@ from gyre.cell_agent.trainer.batch.clock import Clock
 from gyre.cell_agent.trainer.batch.headers import Header, HeaderLine, Kind, lost_when_it_fails
 from gyre.cell_agent.trainer.batch.inbox import Item, Work
 from gyre.cell_agent.trainer.batch.passes import Evaluated, evaluate, unit_policy
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.megatron.megatron_core import backward_step, deallocate_output_tensor
 from gyre.cell_agent.trainer.model.layout import TokenShares
 from gyre.cell_agent.trainer.model.packing import ForwardUnit, PackedMicroStep
@@ -96,9 +97,16 @@ class Stream:
     """One batch's. All ranks of the cell run it at once, each on its own part of the model."""
 
     def __init__(
-        self, stage: Stage, line: HeaderLine, settings: ObjectiveSettings, clock: Clock
+        self,
+        stage: Stage,
+        line: HeaderLine,
+        settings: ObjectiveSettings,
+        clock: Clock,
+        device: torch.device = CPU,
     ) -> None:
+        """device: that the model computes on. Only the thread that runs the stream touches it."""
         self.clock = clock
+        self._device = device
         self._stage, self._line, self._settings = stage, line, settings
         self._window = stage.count - stage.index
         self._held: deque[_Held] = deque()
@@ -166,14 +174,15 @@ class Stream:
                 source.trained(Trained(work=work))
             source.passed(work)
             return
+        packed = work.packed.to(self._device)
+        work = replace(work, packed=packed)
         trained = Trained(work=work)
-        units = work.packed.units
-        if len(units) > 1:
-            self._forward_only(work.packed, trained, source)
-        for number, unit in enumerate(units):
+        if len(packed.units) > 1:
+            self._forward_only(packed, trained, source)
+        for number, unit in enumerate(packed.units):
             self._agree(_header(Kind.UNIT, work, number))
-            ends = number == len(units) - 1
-            held = self._forward(work.packed, unit, trained, work if ends else None)
+            ends = number == len(packed.units) - 1
+            held = self._forward(packed, unit, trained, work if ends else None)
             if self._stage.is_last and ends:
                 source.trained(trained)
             self._push(held, source)

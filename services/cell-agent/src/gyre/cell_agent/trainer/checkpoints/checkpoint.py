@@ -38,11 +38,11 @@ from gyre.cell_agent.trainer.errors import CheckpointError, NoSpace
 from gyre.cell_agent.trainer.model.weights_io import (
     SINGLE_FILE,
     Weights,
-    checksum,
     read_weights,
     to_bytes,
 )
 from gyre.cell_agent.trainer.ranks.cell_ranks import CellRanks
+from gyre.cell_agent.weights.payload import checksum
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
 
 from gyre.cell_agent.trainer.carriers import WeightsName
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import BadCommand
 from gyre.cell_agent.trainer.model.hf_config import read_policy_config
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
@@ -15,6 +17,7 @@ from gyre.cell_agent.trainer.settings import parse_settings
 from gyre.cell_agent.trainer.trainer import MegatronTrainer
 from gyre.cell_agent.weights.base import WEIGHTS_KEY, WeightSource
 from gyre.cell_agent.weights.payload import Payload
+from gyre.core.policy_weights import weight_shapes
 
 Answer = dict[str, Any]
 
@@ -26,11 +29,12 @@ class CommandFamily:
     them for all. exposed: what it was given last.
     """
 
-    def __init__(self, launch: TrainerLaunch) -> None:
+    def __init__(self, launch: TrainerLaunch, device: torch.device = CPU) -> None:
+        """device: that this rank computes on."""
         self.launch = launch
-        dtype: torch.dtype = getattr(torch, launch.dtype)
+        self.dtype: torch.dtype = getattr(torch, launch.dtype)
         policy, recompute = read_policy_config(launch.model_path), launch.recompute == "full"
-        self.trainer = MegatronTrainer(policy, dtype, recompute=recompute)
+        self.trainer = MegatronTrainer(policy, self.dtype, device, recompute=recompute)
         self.trainer.cell, self.trainer.tokens_per_s = launch.cell, launch.tokens_per_s
         self.is_serving = False
         self.source: WeightSource | None = None
@@ -62,13 +66,15 @@ class CommandFamily:
     def expose_held(self) -> None:
         """Copies what is held to the source's memory. Only the copy is made here: digests are made
         on threads, so that the core is not kept from its micro-steps."""
-        held, weights = self.trainer.require_held(), self.trainer.weights()
-        self.exposed = held
+        held = self.exposed = self.trainer.require_held()
+        payload = Payload(weight_shapes(self.trainer.policy), self.dtype)
         if self.source is None:
+            # What is this rank's of them goes to the first.
+            self.trainer.give_weights(lambda name, tensor: None)
             return
-        payload = Payload(weights)
         buffer = self.source.buffer(payload.num_bytes)
-        payload.write(buffer.view)
+        payload.begin(buffer.view)
+        self.trainer.give_weights(partial(payload.put, buffer.view))
         self.source.expose(buffer, version=held.version, lineage=held.lineage)
         self.num_exposed_bytes = payload.num_bytes
 

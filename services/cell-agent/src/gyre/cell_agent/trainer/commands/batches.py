@@ -24,7 +24,7 @@ from gyre.cell_agent.trainer.update import finish_batch
 from gyre.core.microstep import MicroStep, MicroStepError
 
 NAMES = (
-    *("begin_batch", "submit_step", "flush_steps", "micro_step", "drop_accumulation"),
+    *("begin_batch", "submit_step", "flush_steps", "drop_accumulation"),
     *("finish_batch", "save_gradients"),
 )
 
@@ -52,12 +52,6 @@ class BatchCommands(CommandFamily):
             "trained": list(accumulated),
             "reports": [report.as_answer() for report in reports],
         }
-
-    def micro_step(self, *, path: str, digest: str | None = None) -> Answer:
-        """Both in one, of one micro-step."""
-        started = time.perf_counter()
-        report = self.trainer.micro_step(_fetched_by_all(path, digest))
-        return {"seconds": time.perf_counter() - started, **report.as_answer()}
 
     def drop_accumulation(self) -> Answer:
         return {"dropped": self.trainer.drop_accumulation()}

@@ -1,7 +1,8 @@
 """Commands of a role change: what the trainer gives up while the engine serves.
 
 The engine has that memory alone from `offload` to `restore`, but for loads and checksums. A process
-that starts while the engine serves holds its own until its first `offload`.
+that starts while the engine serves holds its own until its first `offload`, on a GPU not before its
+first `restore`.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from gyre.cell_agent.engine.errors import BadWeightsError
 from gyre.cell_agent.trainer.carriers import WeightsName
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import BadModel, WeightsUnavailable
-from gyre.cell_agent.trainer.model.layout import cell_agrees
-from gyre.cell_agent.trainer.model.weights_io import checksum, read_weights
+from gyre.cell_agent.trainer.model.weights_io import read_weights
+from gyre.cell_agent.trainer.ranks.host_ranks import HostRanks
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink
 from gyre.cell_agent.weights.errors import WeightTransportError
-from gyre.cell_agent.weights.payload import tensors
+from gyre.cell_agent.weights.memory import Memory
+from gyre.cell_agent.weights.payload import checksum, tensors
 from gyre.cell_agent.weights.transports import open_sink, open_source, pull
 
 NAMES = ("load_weights", "serve_weights", "pull_weights", "checksum")
@@ -24,6 +25,7 @@ SMALL_BYTES = 64 * 1024 * 1024
 
 class WeightCommands(CommandFamily):
     _sink: WeightSink | None = None
+    _host_ranks: HostRanks | None = None
 
     def load_weights(self, *, path: Path, version: int, lineage: int) -> Answer:
         """From a Hugging Face directory. The optimizer starts afresh."""
@@ -79,24 +81,23 @@ class WeightCommands(CommandFamily):
         version: int,
         lineage: int,
         transport: Transport = "tcp",
-        own_host: str = "127.0.0.1",
         allow_public: bool = False,
     ) -> Answer:
-        """From the core's serve_weights; verified before anything is replaced. own_host: this
-        cell's address, for a transport that reads the core's memory by itself."""
-        started = time.perf_counter()
-        pulled: Pulled | None = None
-        reason = "another rank of the cell could not have them"
-        try:
+        """From the core's serve_weights, once for all the cell's ranks on a host; verified before
+        anything is replaced."""
+        started, key = time.perf_counter(), self.weights_key()
+        if self._host_ranks is None:
+            self._host_ranks = HostRanks()
+
+        def pull_into(memory: Memory) -> Pulled:
             if self._sink is None or self._sink.transport != transport:
-                self._sink = open_sink(
-                    transport, own_host, key=self.weights_key(), allow_public=allow_public
-                )
-            pulled = pull(self._sink, host, port, version=version, lineage=lineage)
+                self._sink = open_sink(transport, host, key=key, allow_public=allow_public)
+            return pull(self._sink, host, port, version=version, lineage=lineage, memory=memory)
+
+        try:
+            pulled = self._host_ranks.pull(pull_into)
         except WeightTransportError as error:
-            reason = f"{type(error).__name__}: {error}"
-        if not cell_agrees(pulled is not None) or pulled is None:
-            raise WeightsUnavailable(reason)
+            raise WeightsUnavailable(f"{type(error).__name__}: {error}") from error
         seconds = time.perf_counter() - started
         try:
             weights = tensors(pulled.payload)

@@ -36,6 +36,7 @@ class WorldCommands(CommandFamily):
                 store_host=store_host,
                 store_port=store_port,
                 timeout_s=timeout_s,
+                device=self.trainer.device,
             )
         )
         return {"epoch": epoch, "rank": rank, "size": size}

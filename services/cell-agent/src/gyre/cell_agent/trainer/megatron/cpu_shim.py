@@ -1,4 +1,4 @@
-"""Lets megatron-core run without CUDA. Does nothing where CUDA is there.
+"""Lets megatron-core run without CUDA. Where CUDA is there it only mends the experts' router.
 
 Imported before megatron, in trainer processes only: it replaces functions of torch for the whole
 process. tests/unit/test_trainer_cpu_shim.py holds it against the pinned megatron-core.
@@ -6,9 +6,10 @@ process. tests/unit/test_trainer_cpu_shim.py holds it against the pinned megatro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ _TYPES = {
 
 def install() -> None:
     """Idempotent: what is replaced is replaced once."""
-    if torch.cuda.is_available() or torch.compile is _uncompiled:
+    if torch.compile is _uncompiled:
+        return
+    if torch.cuda.is_available():
+        _complete_router()
         return
     # Megatron's fused functions are torch.compile; compiling C++ costs more than tiny kernels gain.
     # With dynamo disabled torch.compile changes nothing, yet it loads the whole compiler: a third
@@ -37,6 +41,25 @@ def install() -> None:
     _rename_tensor_types()
     _redirect_random_state()
     _complete_router()
+    _dispatch_without_streams()
+
+
+@contextlib.contextmanager
+def on_the_host() -> Iterator[None]:
+    """What Megatron makes meanwhile is made there, with CUDA too: a tied embedding that it would
+    move to the GPU, to give both its copies the same numbers, stays."""
+    replaced = torch.cuda.current_device, torch.Tensor.cuda
+    _stay_on_the_host()
+    try:
+        yield
+    finally:
+        torch.cuda.current_device, torch.Tensor.cuda = replaced  # type: ignore[method-assign]
+
+
+def _stay_on_the_host() -> None:
+    # current_device() is only ever used as a device= argument.
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
 def _uncompiled(model: Any = None, **_: Any) -> Any:
@@ -45,14 +68,12 @@ def _uncompiled(model: Any = None, **_: Any) -> Any:
 
 
 def _redirect_devices() -> None:
-    # current_device() is only ever used as a device= argument.
-    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
+    _stay_on_the_host()
     # One function each: torch's own tables refuse the same object under two names.
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: None
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
@@ -93,3 +114,20 @@ def _complete_router() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def _dispatch_without_streams() -> None:
+    """Experts' tokens go to their ranks by counts that are copied off a GPU on a stream of their
+    own. Here they are where they should be, but for collectives that want no tensors."""
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    def read_counts(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if point == self.cuda_dtoh_point:
+            for name in ("input_splits", "output_splits", "output_splits_tp"):
+                counts = getattr(self, name)
+                setattr(self, name, None if counts is None else counts.numpy())
+        return tokens_per_expert
+
+    # Anything but None: no stream is made then.
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "none"
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = read_counts

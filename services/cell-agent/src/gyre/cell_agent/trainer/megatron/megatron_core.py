@@ -8,6 +8,7 @@ from __future__ import annotations
 from gyre.cell_agent.trainer.megatron import cpu_shim
 
 cpu_shim.install()
+on_the_host = cpu_shim.on_the_host
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -35,9 +36,6 @@ from megatron.core.transformer.transformer_block import (  # noqa: E402
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
-from megatron.core.transformer.transformer_layer import (  # noqa: E402
-    get_transformer_layer_offset,
-)
 
 __all__ = [
     "DistributedDataParallel",
@@ -54,8 +52,8 @@ __all__ = [
     "get_gpt_layer_local_spec",
     "get_megatron_optimizer",
     "get_num_layers_to_build",
-    "get_transformer_layer_offset",
     "model_parallel_cuda_manual_seed",
+    "on_the_host",
     "parallel_state",
     "sum_replicated_gradients",
 ]

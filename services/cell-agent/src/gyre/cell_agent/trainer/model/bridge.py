@@ -18,22 +18,20 @@ from typing import Any
 from torch import Tensor
 
 from gyre.cell_agent.trainer.megatron.mbridge_core import Qwen3Bridge, Qwen3MoEBridge
-from gyre.cell_agent.trainer.megatron.megatron_core import DistributedDataParallel
-from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model.hf_weights import check_whole
-from gyre.cell_agent.trainer.model.layout import own_coordinate
 from gyre.cell_agent.trainer.model.weights_io import Weights
+from gyre.core.policy_config import PolicyConfig
 
 
 class WeightBridge:
-    """Between Hugging Face's names and this rank's part of a model of `build_model`."""
+    """Between Hugging Face's names and this rank's part of a model, a module of `build_module`."""
 
-    def __init__(self, policy: PolicyConfig, model: DistributedDataParallel) -> None:
+    def __init__(self, policy: PolicyConfig, module: Any) -> None:
         self._policy = policy
-        self._module = model.module
-        self._parameters: dict[str, Tensor] = dict(model.module.named_parameters())
+        self._module = module
+        self._parameters: dict[str, Tensor] = dict(module.named_parameters())
         family = _Dense if policy.experts is None else _Experts
-        self._bridge: Any = family(policy, model.config)
+        self._bridge: Any = family(policy, module.config)
 
     def own_part(self, weights: Mapping[str, Tensor]) -> Weights:
         """weights: of the whole model. Returns this rank's, by its parameters' names and in their
@@ -43,14 +41,15 @@ class WeightBridge:
         Raises BadModel: a tensor is missing, left over, or of another shape than config.json says.
         """
         check_whole(weights, self._policy)
-        bridge, rank = self._bridge, own_coordinate().tensor
+        bridge, mpu = self._bridge, self._bridge.mpu
         found: Weights = {}
         for own, name in bridge._weight_name_mapping_mcore_local_to_global(self._module).items():
             parts = [weights[hf] for hf in bridge._weight_name_mapping_mcore_to_hf(name)]
             fused = bridge._weight_to_mcore_format(name, parts)
-            shares = bridge._weight_split_across_tp(
-                name, fused, self._parameters[own], bridge.mpu.tp_size
-            )
+            size, rank = mpu.tp_size, mpu.tp_rank
+            if ".mlp.experts." in own:
+                size, rank = mpu.etp_size, mpu.etp_rank
+            shares = bridge._weight_split_across_tp(name, fused, self._parameters[own], size)
             found[own] = shares[rank]
         return found
 
@@ -59,7 +58,7 @@ class WeightBridge:
         themselves, or their gradients. Yields all of the model's by Hugging Face names, perhaps
         sharing memory with `tensors`; both ends of a pipeline give a tied embedding.
 
-        Collective over the tensor and pipeline ranks, which all have to draw it to its end.
+        Collective over the tensor, pipeline and expert ranks, which all have to draw it to its end.
         """
         for name, tensor in tensors.items():
             marks = self._parameters[name]
@@ -118,9 +117,14 @@ class _Experts(_Ours, Qwen3MoEBridge):  # type: ignore[misc]
     def _weight_name_mapping_mcore_local_to_global(
         self, model: Any, consider_ep: bool = True
     ) -> dict[str, str]:
-        """Our experts are modules of their own, mbridge's are weights of one."""
-        names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep)
-        return {
-            own: re.sub(r"local_experts\.(\d+)\.(\w+)\.weight", r"\2.weight\1", name)
-            for own, name in names.items()
-        }
+        """Our experts are modules of their own, mbridge's are weights of one. consider_ep: by their
+        numbers in the whole model, not on this rank."""
+        names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
+        here = self._config.num_moe_experts // self.mpu.ep_size
+        first = here * self.mpu.ep_rank if consider_ep else 0
+
+        def ours(match: re.Match[str]) -> str:
+            return f"{match[2]}.weight{first + int(match[1])}"
+
+        expert = re.compile(r"local_experts\.(\d+)\.(\w+)\.weight")
+        return {own: expert.sub(ours, name) for own, name in names.items()}

@@ -19,10 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import BadModel
-from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model.packing import DataShare
 from gyre.contracts.training_job import LayoutSection
+from gyre.core.layout_fit import LayoutMisfit, check_fit
+from gyre.core.policy_config import PolicyConfig
 
 ONE_RANK = LayoutSection()
 
@@ -52,17 +54,19 @@ def start_cell_world(
     rank: int = 0,
     store: Store | None = None,
     *,
+    device: torch.device = CPU,
     timeout_s: float = 600.0,
 ) -> None:
     """rank: in the cell. store: where the cell's ranks meet; a cell of one rank needs none.
-    timeout_s: of a rank's wait for another."""
+    device: of this rank; with a GPU its groups take tensors of either memory. timeout_s: of a
+    rank's wait for another."""
     from gyre.cell_agent.trainer.megatron.megatron_core import (
         model_parallel_cuda_manual_seed,
         parallel_state,
     )
 
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == CPU else "cpu:gloo,cuda:nccl",
         store=store or HashStore(),
         rank=rank,
         world_size=layout.num_ranks,
@@ -72,6 +76,8 @@ def start_cell_world(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
     )
     # Mandatory even without dropout: attention looks its random state up by name.
     model_parallel_cuda_manual_seed(0)
@@ -117,24 +123,10 @@ def cell_agrees(ok: bool) -> bool:
 
 def check_layout(policy: PolicyConfig, layout: LayoutSection) -> None:
     """Raises BadModel: a part of the model cannot be shared out evenly, or Megatron does not."""
-    if policy.experts is not None and layout.tensor > 1 and not layout.sequence_parallel:
-        raise BadModel(
-            "training.layout.tensor > 1 shares a model of experts out only with "
-            "sequence_parallel: true"
-        )
-    ffn_size = policy.experts.ffn_size if policy.experts else policy.ffn_size
-    for size, parts, what, setting in (
-        (policy.num_heads, layout.tensor, "attention heads", "tensor"),
-        (policy.num_groups, layout.tensor, "key-value heads", "tensor"),
-        (ffn_size, layout.tensor, "feed-forward rows", "tensor"),
-        (policy.vocab_size, layout.tensor, "vocabulary entries", "tensor"),
-        (policy.num_layers, layout.pipeline, "layers", "pipeline"),
-    ):
-        if size % parts:
-            raise BadModel(
-                f"training.layout.{setting} is {parts}, which does not divide the model's "
-                f"{size} {what}; choose a size that does"
-            )
+    try:
+        check_fit(policy, layout)
+    except LayoutMisfit as error:
+        raise BadModel(f"training.layout.{error.setting}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

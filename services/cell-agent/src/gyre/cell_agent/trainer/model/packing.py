@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gyre.cell_agent.trainer.errors import BadMicroStep
-from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model.prefix_tree import IntArray, PrefixTree, build_prefix_tree
 from gyre.core.microstep import MicroStep, Row, TreeBlock
+from gyre.core.policy_config import PolicyConfig
 from gyre.objective import Targets
 
 
@@ -60,14 +60,12 @@ class PackedMicroStep:
     versions: Tensor
     versioned: Tensor
 
-    def part(self, unit: ForwardUnit) -> Targets:
-        """The unit's targets alone."""
-        return replace(
-            self.targets,
-            execution=self.targets.execution[unit.targets],
-            behaviour_logprobs=self.targets.behaviour_logprobs[unit.targets],
-            whole=len(self.units) == 1,
-        )
+    def to(self, device: torch.device) -> PackedMicroStep:
+        """What the model and its logits take of it is there; the objective works on the host, and
+        trees are no tensors."""
+        units = tuple(replace(unit, predictors=unit.predictors.to(device)) for unit in self.units)
+        token_ids, temperatures = self.token_ids.to(device), self.temperatures.to(device)
+        return replace(self, units=units, token_ids=token_ids, temperatures=temperatures)
 
     @property
     def num_computed_tokens(self) -> int:

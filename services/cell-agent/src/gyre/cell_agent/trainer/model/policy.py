@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import TrainerError
 from gyre.cell_agent.trainer.megatron.megatron_core import (
     DistributedDataParallel,
@@ -17,12 +18,14 @@ from gyre.cell_agent.trainer.megatron.megatron_core import (
     gather_from_sequence_parallel_region,
     get_gpt_layer_local_spec,
     get_num_layers_to_build,
+    on_the_host,
     parallel_state,
 )
 from gyre.cell_agent.trainer.model.core_attention import CoreAttention, core_attention_on
-from gyre.cell_agent.trainer.model.hf_config import PolicyConfig
 from gyre.cell_agent.trainer.model.layout import TokenShares, check_layout, own_layout
 from gyre.cell_agent.trainer.model.prefix_tree import PrefixTree, padded
+from gyre.contracts.training_job import LayoutSection
+from gyre.core.policy_config import PolicyConfig
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -37,9 +40,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     """GPTModel over a prefix tree: rotary angles by root-path position, logits only where asked."""
 
     def forward(self, tree: PrefixTree, chosen: Tensor) -> Tensor:
-        """chosen: int64 [n], places in the tree's flat sequence. Returns logits [k, vocabulary] of
-        those among them that this rank computes (`TokenShares.among`), of its part of the
-        vocabulary.
+        """chosen: int64 [n], places in the tree's flat sequence, on the model's device. Returns
+        logits [k, vocabulary] of those among them that this rank computes (`TokenShares.among`), of
+        its part of the vocabulary.
 
         A pipeline stage that is not the first takes what `set_input_tensor` gave it in the tokens'
         place; one that is not the last returns hidden states [s, 1, hidden] for the next, of
@@ -48,12 +51,12 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         shares = TokenShares.own()
         own, here = shares.among(chosen, tree.num_tokens), shares.here(tree.num_tokens)
         tree = padded(tree, shares.padded(tree.num_tokens))
-        positions = torch.from_numpy(tree.positions)
-        # As if packed: otherwise Megatron cuts the angles for its own order of context shares.
-        angles = self.rotary_pos_emb(int(positions.max()) + 1, packed_seq=True)
+        positions = torch.from_numpy(tree.positions).to(chosen.device)
+        # Not by its forward, which keeps the last angles and cuts them for its own context shares.
+        angles = self.rotary_pos_emb.get_emb(int(tree.positions.max()) + 1)
         embedded = None
         if self.pre_process:
-            token_ids = torch.from_numpy(tree.token_ids)[None, here]
+            token_ids = torch.from_numpy(tree.token_ids).to(chosen.device)[None, here]
             embedded = self.embedding(input_ids=token_ids, position_ids=positions[None, here])
         hidden: Tensor = self.decoder(
             hidden_states=embedded,
@@ -81,52 +84,68 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
 
 def build_model(
+    policy: PolicyConfig, dtype: torch.dtype, **options: bool
+) -> DistributedDataParallel:
+    """`build_module` on a CPU, `with_gradients`."""
+    return with_gradients(build_module(policy, dtype, CPU, **options))
+
+
+def build_module(
     policy: PolicyConfig,
     dtype: torch.dtype,
+    device: torch.device,
     *,
     recompute: bool = False,
     calculate_per_token_loss: bool = True,
-) -> DistributedDataParallel:
-    """This rank's part of the model, by the layout of `start_cell_world`, in Megatron's gradient
-    buffers (`param.main_grad`, float32 or wider), whose own reduction is never started: gradients
-    of micro-steps, ranks and cells are summed, by us.
+) -> PolicyModel:
+    """This rank's part of the model, by the layout of `start_cell_world`, on the host wherever it
+    is to compute: its parameters are to be moved to the device before `with_gradients`.
 
     recompute: layers keep their input alone and are computed again going back.
     calculate_per_token_loss: of Megatron. Without it, its buffers would divide by the ranks in the
     reduction that we never start; so it changes nothing.
 
-    Raises BadModel: a part of the model cannot be shared out evenly. TrainerError: a GPU is
-    visible. Megatron would put gradients and rotary angles on it, away from the parameters, which
-    are made on the CPU.
+    Raises BadModel: a part of the model cannot be shared out evenly, or is not for this device.
+    TrainerError: it is to compute on the CPU and a GPU is visible. Megatron would put gradients and
+    rotary angles on that one.
     """
-    if torch.cuda.is_available():
+    if device == CPU and torch.cuda.is_available():
         raise TrainerError(
             "a GPU is visible, and this trainer computes on the CPU: "
             "start it with CUDA_VISIBLE_DEVICES set to nothing"
         )
     check_layout(policy, own_layout())
     config = _transformer_config(policy, dtype, recompute, calculate_per_token_loss)
-    model = PolicyModel(
-        config,
-        _block_spec(config),
-        policy.vocab_size,
-        policy.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=policy.tied_embeddings,
-        position_embedding_type="rope",
-        rotary_base=policy.rope_base,
-    )
+    with on_the_host():
+        model = PolicyModel(
+            config,
+            _block_spec(config, device),
+            policy.vocab_size,
+            policy.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=policy.tied_embeddings,
+            position_embedding_type="rope",
+            rotary_base=policy.rope_base,
+        )
     if model.post_process and config.sequence_parallel:
         # It takes tokens that were chosen from the gathered sequence.
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
+    return model
+
+
+def with_gradients(module: PolicyModel) -> DistributedDataParallel:
+    """In Megatron's gradient buffers (`param.main_grad`, float32 or wider), on this process's
+    device, whose own reduction is never started: gradients of micro-steps, ranks and cells are
+    summed, by us. Raises RuntimeError: they find no memory."""
+    config: TransformerConfig = module.config
     buffers = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=dtype != torch.float64,
+        grad_reduce_in_fp32=config.params_dtype != torch.float64,
         overlap_grad_reduce=False,
         use_distributed_optimizer=False,
     )
-    return DistributedDataParallel(model.config, buffers, model)
+    return DistributedDataParallel(config, buffers, module)
 
 
 def _transformer_config(
@@ -137,6 +156,8 @@ def _transformer_config(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence_parallel,
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
@@ -150,10 +171,10 @@ def _transformer_config(
         num_query_groups=policy.num_groups,
         kv_channels=policy.head_size,
         ffn_hidden_size=policy.ffn_size,
-        **_experts(policy, dtype),
+        **_experts(policy, dtype, layout),
         normalization="RMSNorm",
         layernorm_epsilon=policy.norm_eps,
-        qk_layernorm=True,
+        qk_layernorm=policy.qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -173,7 +194,7 @@ def _transformer_config(
     )
 
 
-def _experts(policy: PolicyConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _experts(policy: PolicyConfig, dtype: torch.dtype, layout: LayoutSection) -> dict[str, Any]:
     """No loss of its own balances experts: the job's objective is all there is."""
     experts = policy.experts
     if experts is None:
@@ -186,23 +207,24 @@ def _experts(policy: PolicyConfig, dtype: torch.dtype) -> dict[str, Any]:
         "moe_router_dtype": "fp64" if dtype == torch.float64 else "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        # The others make streams of a GPU.
-        "moe_token_dispatcher_type": "allgather",
+        # Data ranks differ in tokens, which alltoall alone can share out. Where an expert is cut,
+        # it would gather parts of unequal size, and gloo cannot.
+        "moe_token_dispatcher_type": "alltoall" if layout.expert > 1 else "allgather",
     }
 
 
-def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+def _block_spec(config: TransformerConfig, device: torch.device) -> TransformerBlockSubmodules:
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=False,
         normalization="RMSNorm",
-        qk_layernorm=True,
+        qk_layernorm=config.qk_layernorm,
     )
     layer = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
-    attention.q_layernorm = attention.k_layernorm = RMSNorm
-    # By where the parameters are made, not by what the machine has.
-    attention.core_attention = core_attention_on("cpu" if config.use_cpu_initialization else "cuda")
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    attention.core_attention = core_attention_on(device.type)
     num_layers = get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)

@@ -1,7 +1,6 @@
 """A cell's model cut into pipeline stages, one process each; the whole model where it is one.
 
-Megatron counts a stage's layers from zero and gives the last stage a copy of a tied embedding. By
-the names here a stage's tensors are those of the undivided model.
+Megatron counts a stage's layers from zero and gives the last stage a copy of a tied embedding.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
 
 from gyre.cell_agent.trainer.megatron.megatron_core import (
     DistributedDataParallel,
     P2PCommunicator,
-    get_transformer_layer_offset,
     parallel_state,
 )
 
@@ -42,32 +39,6 @@ def own_stage(model: DistributedDataParallel) -> Stage:
     group = parallel_state.get_pipeline_model_parallel_group()
     communicator = P2PCommunicator(group, model.config)
     return Stage(model=model, communicator=communicator, index=group.rank(), count=group.size())
-
-
-def stage_parameters(stage: Stage) -> dict[str, Tensor]:
-    """This stage's, by their names in the undivided model, which counts layers from the first
-    stage's and has no output layer of its own where embeddings are tied."""
-    module = stage.model.module
-    first = get_transformer_layer_offset(stage.model.config)
-    tied = module.share_embeddings_and_output_weights
-    return {_whole_name(name, first, tied): value for name, value in module.named_parameters()}
-
-
-def stage_gradients(stage: Stage) -> dict[str, Tensor]:
-    """Copies of the stage's gradient buffers, named as its parameters."""
-    return {
-        name: parameter.main_grad.clone()  # type: ignore[attr-defined]
-        for name, parameter in stage_parameters(stage).items()
-    }
-
-
-def _whole_name(name: str, first_layer: int, tied: bool) -> str:
-    match name.split("."):
-        case ["decoder", "layers", number, *rest]:
-            return ".".join(["decoder", "layers", str(int(number) + first_layer), *rest])
-        case ["output_layer", "weight"] if tied:
-            return "embedding.word_embeddings.weight"
-    return name
 
 
 def sum_tied_gradients(stage: Stage) -> None:

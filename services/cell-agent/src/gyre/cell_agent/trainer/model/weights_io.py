@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from gyre.cell_agent.trainer.errors import BadModel
@@ -19,16 +16,6 @@ Weights = dict[str, Tensor]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-def checksum(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names in order, each followed by its tensor's bytes in float32. The engine's
-    /weights_checker computes the same, so equal means: these very weights are served."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode())
-        digest.update(weights[name].detach().to(torch.float32).contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def read_weights(model_path: Path) -> Weights:

@@ -26,7 +26,8 @@ class TrainerCallError(Exception):
 
 
 class TrainerRefused(TrainerCallError):
-    """The trainer answered with an error and lives. kind: a class of trainer/errors.py."""
+    """The trainer answered with an error and lives, or said why it cannot start, and ends. kind: a
+    class of trainer/errors.py."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -63,7 +64,8 @@ class ControlChannel:
         self._reading = asyncio.create_task(self._read(), name="trainer-control")
 
     async def ready(self, timeout_s: float) -> dict[str, Any]:
-        """The trainer's status once it takes commands. Raises TrainerGone, TrainerTimeout."""
+        """The trainer's status once it takes commands. Raises TrainerRefused: it cannot start;
+        TrainerGone, TrainerTimeout."""
         return await self._within(self._ready, timeout_s, "start")
 
     async def call(self, command: str, timeout_s: float, /, **arguments: Any) -> dict[str, Any]:
@@ -129,9 +131,8 @@ class ControlChannel:
     def _deliver(self, message: Mapping[str, Any]) -> None:
         if "beat" in message:
             return
-        if "ready" in message:
-            if not self._ready.done():
-                self._ready.set_result(message["ready"])
+        if "ready" in message or "refused" in message:
+            self._deliver_start(message)
             return
         waiting = self._pending.get(message["id"])
         if waiting is None or waiting.done():
@@ -140,6 +141,15 @@ class ControlChannel:
             waiting.set_exception(TrainerRefused(**message["error"]))
         else:
             waiting.set_result(message["result"])
+
+    def _deliver_start(self, message: Mapping[str, Any]) -> None:
+        """The first line."""
+        if self._ready.done():
+            return  # its caller gave up at the deadline
+        if "refused" in message:
+            self._ready.set_exception(TrainerRefused(**message["refused"]))
+        else:
+            self._ready.set_result(message["ready"])
 
     async def _within(
         self, future: asyncio.Future[dict[str, Any]], timeout_s: float, command: str

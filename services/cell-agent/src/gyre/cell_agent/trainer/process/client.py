@@ -68,7 +68,7 @@ class TrainerProcess:
         return self._started().returncode
 
     async def start(self, timeout_s: float = 120.0) -> dict[str, Any]:
-        """Returns its status once it takes commands. Raises TrainerGone, TrainerTimeout."""
+        """Returns its status once it takes commands. Raises as `ready`."""
         await self.spawn()
         return await self.ready(timeout_s)
 
@@ -96,7 +96,7 @@ class TrainerProcess:
         )
 
     async def ready(self, timeout_s: float) -> dict[str, Any]:
-        """Its status. Raises TrainerGone, TrainerTimeout."""
+        """Its status. Raises TrainerRefused: it cannot start; TrainerGone, TrainerTimeout."""
         return await self._control("start").ready(timeout_s)
 
     async def call(self, command: str, timeout_s: float, /, **arguments: Any) -> dict[str, Any]:
@@ -118,15 +118,6 @@ class TrainerProcess:
             # status from whoever waits for it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-
-    async def stop(self, timeout_s: float = 10.0) -> int:
-        """Asks it to exit, kills it at the deadline, returns its exit status."""
-        try:
-            await self.call("exit", timeout_s)
-            return await asyncio.wait_for(self.wait(), timeout_s)
-        except (TrainerCallError, TimeoutError):
-            self.kill()
-            return await self.wait()
 
     @property
     def how_it_ended(self) -> str:

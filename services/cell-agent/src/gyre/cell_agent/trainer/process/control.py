@@ -1,10 +1,10 @@
 """The trainer's side of its control socket: JSON lines, one command at a time.
 
 Request {"id", "command", "arguments"}; answer {"id", "result"} or {"id", "error": {"kind",
-"message"}}. The first line the trainer sends is {"ready": {...}}, and {"beat": {}} each second,
-whatever it computes or waits for: one that was stopped, or whose machine is gone, is silent. When
-the other end closes, the trainer ends: at once if idle, and out of whatever it is computing or
-waiting for if not.
+"message"}}. The first line the trainer sends is {"ready": {...}}, or {"refused": {"kind",
+"message"}} if it cannot start and ends. Then comes {"beat": {}} each second, whatever it computes
+or waits for: one that was stopped, or whose machine is gone, is silent. When the other end closes,
+the trainer ends: at once if idle, and out of whatever it is computing or waiting for if not.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ def _call_agent(host: str, port: int) -> socket.socket:
     return control
 
 
+def refuse(control: socket.socket, error: TrainerError) -> None:
+    """In place of `serve`, by a trainer that cannot start: why, before it ends."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _Voice(control).say({"refused": _told(error)})
+
+
 def serve(control: socket.socket, commands: TrainerCommands) -> None:
     """Returns after `exit` or when the other end has closed."""
     ended = threading.Event()
@@ -99,7 +105,11 @@ def _answer(commands: TrainerCommands, request: Mapping[str, Any]) -> dict[str, 
             raise BadCommand("arguments must be an object")
         return {"result": commands.run(request["command"], arguments)}
     except TrainerError as error:
-        return {"error": {"kind": error.kind, "message": str(error)}}
+        return {"error": _told(error)}
+
+
+def _told(error: TrainerError) -> dict[str, str]:
+    return {"kind": error.kind, "message": str(error)}
 
 
 def _watch(control: socket.socket, voice: _Voice, ended: threading.Event) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from gyre.cell_agent.gpus import VISIBLE
+from gyre.cell_agent.trainer.errors import NoGpu
 from gyre.contracts.training_job import LayoutSection
 
 ONE_RANK = LayoutSection()
@@ -30,7 +32,8 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaunch:
-    """One rank of a cell. rank: in the cell, 0 answers for it. meeting: None for a cell of one.
+    """One rank of a cell. rank: in the cell, 0 answers for it. local_rank: among those of its node,
+    each of which has the GPU of this number. meeting: None for a cell of one.
     model_path: a Hugging Face directory. threads: of torch. nice: added to the process's niceness.
     dtype: of parameters, one of DTYPES. recompute: of activations, one of RECOMPUTE. tokens_per_s:
     emulated training speed, None for the machine's own."""
@@ -38,6 +41,7 @@ class TrainerLaunch:
     cell: int
     model_path: Path
     rank: int = 0
+    local_rank: int = 0
     layout: LayoutSection = ONE_RANK
     meeting: Meeting | None = None
     threads: int = 1
@@ -57,15 +61,34 @@ class TrainerLaunch:
         ]
         if self.meeting is not None:
             meeting = self.meeting
-            command += ["--rank", str(self.rank), "--layout", self.layout.model_dump_json()]
+            command += ["--rank", str(self.rank), "--local-rank", str(self.local_rank)]
+            command += ["--layout", self.layout.model_dump_json()]
             command += ["--store", f"{meeting.host}:{meeting.port}", "--world", meeting.prefix]
         if self.tokens_per_s is not None:
             command += ["--emulate-tokens-per-s", str(self.tokens_per_s)]
         return command
 
-    def of_rank(self, rank: int) -> TrainerLaunch:
-        """The same cell's other rank."""
-        return replace(self, rank=rank)
+    def of_rank(self, rank: int, local_rank: int | None = None) -> TrainerLaunch:
+        """The same cell's other rank. local_rank: the same where the cell has one node."""
+        return replace(self, rank=rank, local_rank=rank if local_rank is None else local_rank)
+
+
+def own_devices(environ: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """What a rank's environment shall say before torch looks at it. Of the GPUs that its agent sees
+    it sees its own alone. What fails on it is told to it; who ends a rank is its agent. Raises
+    NoGpu."""
+    visible = environ.get(VISIBLE)
+    if visible is None:
+        own = str(local_rank)
+    else:
+        listed = visible.split(",")
+        if visible and local_rank >= len(listed):
+            raise NoGpu(
+                f"{VISIBLE} is {visible}, and {local_rank + 1} ranks of the cell are on this node: "
+                "name a GPU for each, or none"
+            )
+        own = listed[local_rank] if visible else ""
+    return {VISIBLE: own, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 def read_command(arguments: Sequence[str] | None) -> tuple[TrainerLaunch, str]:
@@ -83,6 +106,7 @@ def read_command(arguments: Sequence[str] | None) -> tuple[TrainerLaunch, str]:
         "--emulate-tokens-per-s", type=_speed, help="hold micro-steps to this speed (emulation)"
     )
     parser.add_argument("--rank", type=int, default=0, help="in the cell")
+    parser.add_argument("--local-rank", type=int, default=0, help="among those of its node")
     parser.add_argument("--layout", type=_layout, default=ONE_RANK, help="JSON")
     parser.add_argument("--store", type=_address, help="host:port where the cell's ranks meet")
     parser.add_argument("--world", help="the ranks' prefix in the store")
@@ -99,6 +123,7 @@ def read_command(arguments: Sequence[str] | None) -> tuple[TrainerLaunch, str]:
         cell=options.cell,
         model_path=options.model_path,
         rank=options.rank,
+        local_rank=options.local_rank,
         layout=options.layout,
         meeting=meeting,
         threads=options.threads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from gyre.cell_agent.trainer.errors import PeerLost
@@ -14,10 +15,11 @@ from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 MEETING_S = 110.0
 
 
-def join_cell(launch: TrainerLaunch) -> None:
-    """Forms the cell's world, at the launch's meeting place. Raises PeerLost: not all came."""
+def join_cell(launch: TrainerLaunch, device: torch.device) -> None:
+    """Forms the cell's world, at the launch's meeting place. device: of this rank. Raises PeerLost:
+    not all came."""
     if launch.meeting is None:
-        start_cell_world(launch.layout, launch.rank)
+        start_cell_world(launch.layout, launch.rank, device=device)
         return
     meeting = launch.meeting
     try:
@@ -27,7 +29,8 @@ def join_cell(launch: TrainerLaunch) -> None:
             is_master=False,
             timeout=dt.timedelta(seconds=MEETING_S),
         )
-        start_cell_world(launch.layout, launch.rank, PrefixStore(meeting.prefix, store))
+        place = PrefixStore(meeting.prefix, store)
+        start_cell_world(launch.layout, launch.rank, place, device=device)
     except (RuntimeError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise PeerLost(

@@ -4,9 +4,7 @@ Megatron's own process groups end at the cell and live as long as the process (m
 come and go with the membership: one world per epoch, with a communicator of its own for each prefix
 2..size of its cells, all built when it is formed. Where cells have several ranks, each rank's world
 is that of the same rank of all cells, which hold the same part of the model, under the store prefix
-`<job>/<epoch>/<rank in its cell>`. Communicators are built straight on the backend, beside torch's
-default world, because destroying that one would take the groups that Megatron's modules and
-optimizer hold with it.
+`<job>/<epoch>/<rank in its cell>`.
 
 A peer that dies makes every collective it was in fail at once on the others; one that hangs, after
 the world's time-out. Either way the world is unusable afterwards and a new epoch is formed. After
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,20 +27,20 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from gyre.cell_agent.trainer.buckets import split_buckets
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import PeerLost, WrongState
 from gyre.cell_agent.trainer.model.layout import cell_agrees
+from gyre.cell_agent.trainer.ranks.communicators import Backend, Communicator, Start, connect
+from gyre.cell_agent.weights.addresses import address_towards
 
 CORE_RANK = 0
-
-Communicator = Any
-"""A ProcessGroupGloo. torch's stubs leave out its collectives and its options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
     """rank, size: cells. coordinate: this process's rank in its cell. store_host, store_port: where
     `gyre.cell_agent.rendezvous` listens. timeout_s: of forming the world and of each collective in
-    it."""
+    it. device: where what is summed and broadcast lies."""
 
     job: str
     epoch: int
@@ -53,6 +50,7 @@ class Rendezvous:
     store_host: str
     store_port: int
     timeout_s: float
+    device: torch.device = CPU
 
 
 class CellWorld:
@@ -68,28 +66,32 @@ class CellWorld:
             try:
                 self._connect(rendezvous)
             except (RuntimeError, OSError) as error:
-                self._groups.clear()
+                self.close()
                 raise PeerLost(f"epoch {self.epoch} was not formed: {_line(error)}") from error
 
     def _connect(self, rendezvous: Rendezvous) -> None:
         host, port = rendezvous.store_host, rendezvous.store_port
         timeout = dt.timedelta(seconds=rendezvous.timeout_s)
         store = TCPStore(host, port, is_master=False, timeout=timeout)
-        address = _address_towards(host, port)
+        address = address_towards(host)
         # Every rank builds in ascending order, so no two wait for each other crosswise.
         for size in range(max(2, rendezvous.rank + 1), rendezvous.size + 1):
             place = f"{rendezvous.job}/{rendezvous.epoch}/{rendezvous.coordinate}/{size}"
             prefix = PrefixStore(place, store)
-            self._groups[size] = _communicator(prefix, rendezvous.rank, size, address, timeout)
+            self._groups[size] = connect(
+                prefix, rendezvous.rank, size, address, timeout, rendezvous.device
+            )
 
     def close(self) -> None:
         """Drops the connections; peers still in a collective see this rank as lost."""
+        for group in self._groups.values():
+            group.close()
         self._groups.clear()
 
     @property
-    def communicators(self) -> tuple[Communicator, ...]:
+    def communicators(self) -> tuple[Backend, ...]:
         """By ascending size; the same for as long as this world stands."""
-        return tuple(self._groups.values())
+        return tuple(backend for group in self._groups.values() for backend in group.backends)
 
     def prefix(self, members: Sequence[int]) -> PrefixGroup:
         """Raises WrongState: members are not the ranks 0..k-1 with this one among them."""
@@ -121,19 +123,13 @@ class PrefixGroup:
         self._group = group
 
     def sum_(self, buffers: Iterable[Tensor]) -> None:
-        """In place, flat contiguous buffers, in buckets. The order of addition is gloo's."""
-        group = self._group
-        if group is None:
-            return
-        with _together():
-            for bucket in split_buckets(buffers):
-                self._run(partial(group.allreduce, [bucket]))
+        """In place, flat contiguous buffers, in buckets. The order of addition is the backend's."""
+        self._exchange(lambda backend, bucket: backend.allreduce([bucket]), buffers)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """The members' payloads, by rank; every member gets all of them. They may differ in size,
         and be empty."""
-        group = self._group
-        if group is None:
+        if self._group is None:
             return [payload]
         with _together():
             sizes = [int(size) for size in self._gathered(torch.tensor([len(payload)]))]
@@ -143,10 +139,10 @@ class PrefixGroup:
         return [bytes(values[:size].numpy()) for values, size in zip(found, sizes, strict=True)]
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
-        group = self._group
-        assert group is not None
-        found = [torch.empty_like(tensor) for _ in range(group.size())]
-        self._run(partial(group.allgather, [found], [tensor]))
+        assert self._group is not None
+        host = self._group.host
+        found = [torch.empty_like(tensor) for _ in range(host.size())]
+        _run(lambda: host.allgather([found], [tensor]).wait())
         return found
 
     def agrees(self, values: Sequence[int]) -> bool:
@@ -158,47 +154,32 @@ class PrefixGroup:
 
     def broadcast_(self, buffers: Iterable[Tensor]) -> None:
         """From the core, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = CORE_RANK
+        self._exchange(lambda backend, bucket: backend.broadcast([bucket], options), buffers)
+
+    def _exchange(self, start: Start, buffers: Iterable[Tensor]) -> None:
         group = self._group
         if group is None:
             return
-        options = dist.BroadcastOptions()
-        options.rootRank = CORE_RANK
         with _together():
             for bucket in split_buckets(buffers):
-                self._run(partial(group.broadcast, [bucket], options))
+                _run(partial(group.exchange, start, bucket))
 
     def _reduced(self, tensor: Tensor, operation: Any) -> list[float]:
-        group = self._group
-        if group is not None:
-            options = dist.AllreduceOptions()
+        if self._group is not None:
+            host, options = self._group.host, dist.AllreduceOptions()
             options.reduceOp = operation
             with _together():
-                self._run(partial(group.allreduce, [tensor], options))
+                _run(lambda: host.allreduce([tensor], options).wait())
         return list(tensor.tolist())
 
-    def _run(self, start: Callable[[], dist.Work]) -> None:
-        try:
-            start().wait()
-        except RuntimeError as error:
-            raise PeerLost(_line(error)) from error
 
-
-def _communicator(
-    store: PrefixStore, rank: int, size: int, address: str, timeout: dt.timedelta
-) -> Communicator:
-    backend: Any = dist.ProcessGroupGloo
-    options = backend._Options()
-    options._timeout = timeout
-    options._devices = [backend.create_device(hostname=address)]
-    return backend(store, rank, size, options)
-
-
-def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the network that leads to the store; no packet is sent."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+def _run(exchange: Callable[[], object]) -> None:
+    try:
+        exchange()
+    except RuntimeError as error:
+        raise PeerLost(_line(error)) from error
 
 
 def _line(error: BaseException) -> str:

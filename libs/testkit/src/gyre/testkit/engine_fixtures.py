@@ -1,0 +1,86 @@
+"""Pytest's fixtures of engines; tests/conftest.py names this module as a plugin.
+
+`engine` is what the contract suite runs against: `local` always, the real SGLang where it is
+installed (`make sglang`), in tests marked `sglang`. A boot takes seconds of a core, SGLang's half a
+minute, so the tests of a session share the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.cell_agent.engine.base import EngineClient
+from gyre.cell_agent.engine.launch import EngineKind
+from gyre.cell_agent.engine.sglang.launch import installed_python
+from gyre.testkit.engine_cases import Record, play
+from gyre.testkit.engine_server import START_TIMEOUT_S, RunningEngine, running_engine
+from gyre.testkit.engine_use import serve_weights
+from gyre.testkit.tiny_model import make_two_tiny_models
+
+# An aborted request may still have a step under way.
+IDLE_S = 30.0
+
+
+class SharedEngines:
+    """As many of each kind as were asked for, started when they are asked for and not alive."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.models = make_two_tiny_models(root)
+        self._root = root
+        self._stack = stack
+        self._running: dict[tuple[EngineKind, int], RunningEngine] = {}
+
+    def alive(self, kind: EngineKind, index: int = 0) -> RunningEngine:
+        """As its last user left it."""
+        running = self._running.get((kind, index))
+        if running is None or running.process.poll() is not None:
+            started = running_engine(kind, self.models, self._root / f"{kind}-{index}.log")
+            running = self._running[kind, index] = self._stack.enter_context(started)
+        return running
+
+    async def cleared(self, kind: EngineKind, index: int = 0, version: str = "w0") -> EngineClient:
+        """A client of it, idle, with an empty cache and `models[0]` under this name."""
+        client = self.alive(kind, index).client()
+        await client.resume()
+        await client.abort()
+        await client.flush_cache(IDLE_S)
+        await serve_weights(client, self.models[0], version)
+        return client
+
+    async def play(self, kind: EngineKind) -> dict[str, Record]:
+        """What one of the kind answers in every case of the recordings."""
+        async with await self.cleared(kind) as client:
+            return await play(client.base_url, self.models)
+
+
+@pytest.fixture(scope="session")
+def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngines]:
+    """Whoever wants one clears it first."""
+    with ExitStack() as stack:
+        yield SharedEngines(tmp_path_factory.mktemp("engines"), stack)
+
+
+def engine_kinds() -> list[Any]:
+    """Which engines this machine can run, as a fixture's parameters."""
+    if installed_python() is None:
+        return ["local"]
+    marks = (pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(START_TIMEOUT_S["sglang"]))
+    return ["local", pytest.param("sglang", marks=marks)]
+
+
+@pytest.fixture(scope="module", params=engine_kinds())
+def engine(request: pytest.FixtureRequest, shared_engines: SharedEngines) -> RunningEngine:
+    """One engine for the tests of a module, which serves `models[0]` as `w0` at first."""
+    asyncio.run(_clear(shared_engines, request.param))
+    return shared_engines.alive(request.param)
+
+
+async def _clear(engines: SharedEngines, kind: EngineKind) -> None:
+    async with await engines.cleared(kind):
+        pass
