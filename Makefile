@@ -10,7 +10,8 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 # What `make test` leaves out; `make test-full` runs it too: the agent programs are installed first,
-# Docker and a GPU are used where they are.
+# Docker and a GPU are used where they are. Tests on a GPU are a session of their own: from every
+# other one the GPUs are hidden.
 DEFAULT_TESTS := not slow and not docker and not gpu
 HARNESSES := claude-code codex mini-swe-agent
 
@@ -40,9 +41,10 @@ compare: setup  ## one job under each policy, on emulated cells: needs a quiet m
 test: setup  ## the default test suite
 	@$(PY) -m pytest -m "$(DEFAULT_TESTS)" $(ARGS)
 
-test-full: setup  ## every test, with the agent programs, which are installed first
+test-full: setup  ## every test, with the agent programs, installed first; then as `make test-gpu`
 	@"$(PYTHON)" scripts/harness.py $(HARNESSES)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -m "not gpu" $(ARGS)
+	@$(PY) scripts/test_gpu.py
 
 test-gpu: setup  ## on a GPU, in 8 minutes: SGLang, a step, a switch, kernels, NCCL; one line without
 	@$(PY) scripts/test_gpu.py $(ARGS)

@@ -6,7 +6,7 @@ scripts/test_gpu.py [PYTEST ARGUMENT ...]     exit status: pytest's; 0 without a
 
 A plain SGLang and its memory saver; a trainer's step against the CPU's; a role switch of both, with
 a publication of what was learnt; the compiled attention, pinned parking, and NCCL, between two
-cells where there are two GPUs.
+cells where there are two GPUs, with weights pulled by it.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from gyre.cell_agent.engine.base import EngineClient, Generation
 from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.weights.courier import Courier
 from gyre.cell_agent.weights.delivery import InFlight, ServedWeights, load_while_serving
-from gyre.cell_agent.weights.payload import checksum
 from gyre.core.cell.state import Exposure
 from gyre.testkit.benches import write_report
 from gyre.testkit.engine_server import running_engine

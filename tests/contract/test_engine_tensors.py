@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
-import socket
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,36 +25,14 @@ from gyre.cell_agent.engine.sglang.client import SglangClient
 from gyre.cell_agent.engine.tensors import TensorView, named_checksum, read_directory
 from gyre.cell_agent.engine.update_group import Place, UpdateGroup
 from gyre.testkit.engine_server import RunningEngine
-from gyre.testkit.engine_use import serve_weights
+from gyre.testkit.engine_use import PROMPT, greedy, serve_weights
+from gyre.testkit.nats_server import free_port
 from gyre.testkit.switching_cell import Refusing
 
-PROMPT = list(range(30, 60))
-GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 NORM = "model.norm.weight"
 # The tiny model has 0.5 MB: several parts, and one tensor that is larger than a part.
 BUCKET_BYTES = 50_000
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
-    """Starts every test with `models[0]` as `w0`."""
-    async with engine.client() as made:
-        await serve_weights(made, engine.models[0], "w0")
-        yield made
-        await made.resume()
-        await made.abort()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def greedy(client: EngineClient, rid: str) -> tuple[int, ...]:
-    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid=rid)
-    return answer.output_ids
 
 
 async def test_tensors_in_parts_are_the_same_weights_as_from_a_directory(

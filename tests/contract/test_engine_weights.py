@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,27 +10,10 @@ import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, EngineRefusedError, Generation
 from gyre.testkit.engine_server import RunningEngine
-from gyre.testkit.engine_use import serve_weights
+from gyre.testkit.engine_use import GREEDY, PROMPT, greedy, serve_weights
 
-PROMPT = list(range(30, 60))
-GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 LONG = {"temperature": 1.0, "max_new_tokens": 1900, "ignore_eos": True}
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
-    """Starts every test with `models[0]` as `w0`."""
-    async with engine.client() as made:
-        await serve_weights(made, engine.models[0], "w0")
-        yield made
-        await made.resume()
-        await made.abort()
-
-
-async def greedy(client: EngineClient, rid: str) -> tuple[int, ...]:
-    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid=rid)
-    return answer.output_ids
 
 
 def start(

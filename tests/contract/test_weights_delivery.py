@@ -13,29 +13,24 @@ import pytest
 
 from gyre.cell_agent.engine.base import EngineClient, Generation, WeightsDiffer
 from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.weights.courier import Courier, WeightsNotHad
 from gyre.cell_agent.weights.delivery import InFlight, ServedWeights, load_while_serving
-from gyre.cell_agent.weights.payload import checksum
 from gyre.core.cell.state import Exposure
 from gyre.testkit.engine_server import RunningEngine
-from gyre.testkit.engine_use import serve_weights
+from gyre.testkit.engine_use import GREEDY, PROMPT, serve_weights, serving
 from gyre.testkit.weight_relay import relaying
 
 JOB, SECRET = "j", "of the stack"
 NEW = (1, 2)
-PROMPT = list(range(30, 60))
-GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 DEADLINE_S = 60.0
 
 
 @pytest.fixture
 async def client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
     """Starts every test with `models[0]` as `1.1`."""
-    async with engine.client() as made:
-        await serve_weights(made, engine.models[0], "1.1")
+    async with serving(engine, "1.1") as made:
         yield made
-        await made.resume()
-        await made.abort()
 
 
 @pytest.fixture

@@ -108,8 +108,8 @@ def test_an_engine_killed_while_it_loads_what_is_published(
 def test_corrupt_bytes_in_a_weight_transfer(
     tmp_path: Path, undisturbed: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused before anything is replaced; the satellite joins a later batch."""
-    refusals: list[str] = []
+    """Refused before anything is replaced; the satellite asks again and joins the same batch."""
+    refusals: list[tuple[str, int, int]] = []
     call = TrainerProcess.call
 
     async def over_a_bad_network(
@@ -124,14 +124,18 @@ def test_corrupt_bytes_in_a_weight_transfer(
                     self, command, timeout_s, **{**arguments, "host": host, "port": port}
                 )
             except TrainerRefused as refused:
-                refusals.append(refused.kind)
+                refusals.append((refused.kind, arguments["lineage"], arguments["version"]))
                 raise
 
     monkeypatch.setattr(TrainerProcess, "call", over_a_bad_network)
     # A publication after each step: the next one's satellite has to pull.
     life = run(tmp_path, mu=1)
-    assert refusals == ["weights_unavailable"]
+    [(kind, lineage, version)] = refusals
+    assert kind == "weights_unavailable"
     assert life.of(cell_events.TrainerLost) == []
+    # A cell that could not pull has not joined: these are of the time after the refusal.
+    joined = [one for one in life.of(cell_events.BatchJoined) if one.cell == SATELLITE]
+    assert (lineage, version) in [(one.lineage, one.version) for one in joined]
     holds(life, undisturbed)
 
 

@@ -10,9 +10,9 @@ import torch
 from gyre.cell_agent import engine_turn
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.engine.process import EngineProcess
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.phases import now
 from gyre.cell_agent.trainer.model.weights_io import read_weights
-from gyre.cell_agent.weights.payload import checksum
 
 PROMPT = range(20, 60)
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}

@@ -127,7 +127,7 @@ async def test_the_first_node_leads_when_the_other_has_reported(
         assert not gathering.done()
         async with hosting(settings_of(nats.url, tmp_path, 1, node_ranks=3)):
             await asyncio.wait_for(gathering, 20.0)
-        assert nodes.limits == (None, 3)
+        assert nodes.limits == (3,)
 
 
 async def test_a_rank_that_its_node_cannot_start_is_one_line_and_ends(
@@ -147,6 +147,22 @@ async def test_a_rank_that_its_node_cannot_start_is_one_line_and_ends(
             await rank.ready(60.0)
         assert await rank.wait() == 2
         assert rank.how_it_ended == "on node 1 ended with exit status 2"
+
+
+async def test_why_a_rank_cannot_start_is_told_though_its_end_was_heard_first(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    async with (
+        hosting(settings_of(nats.url, tmp_path, 1)),
+        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
+    ):
+        await nodes.gather()
+        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
+        await rank.spawn()
+        assert await rank.wait() == 2
+        with pytest.raises(TrainerRefused, match=r"^bad_model: .*no-model/config.json"):
+            await rank.ready(60.0)
+        assert await rank.wait() == 2
 
 
 async def test_a_node_that_is_not_there_starts_no_rank(nats: NatsServer, tmp_path: Path) -> None:

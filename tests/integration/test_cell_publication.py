@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.performer import Performer
 from gyre.cell_agent.processes import CellProcesses
 from gyre.cell_agent.settings import CellAgentSettings
 from gyre.cell_agent.stepping import publishing
-from gyre.cell_agent.weights.payload import checksum
 from gyre.contracts.events.cells import WeightsExposed, WeightsLoaded
 from gyre.core.cell import CellState, duties, orders
 from gyre.core.cell.state import Checkpoint, Exposure

@@ -15,9 +15,9 @@ import pytest
 
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.process.client import TrainerProcess
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
-from gyre.cell_agent.weights.payload import checksum
 from gyre.cli import app
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection

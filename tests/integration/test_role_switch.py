@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from gyre.cell_agent.weights.delivery import ServedWeights
 from gyre.contracts.events.cells import RoleChanged
 from gyre.core.cell import orders
 from gyre.core.cell.state import Checkpoint, Exposure
+from gyre.testkit.nats_server import free_port
 from gyre.testkit.switching_cell import (
     VERSION,
     Answerless,
@@ -223,11 +223,8 @@ async def test_an_offloaded_trainer_refuses_to_train(cell: SwitchingCell) -> Non
 @pytest.fixture
 def core_away(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """The newest weights are on a core that nobody answers for."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     saved = Checkpoint(version=(1, 1), path="on the core", checksum="?")
-    offered = Exposure(version=saved.version, host="127.0.0.1", port=port, checksum="?")
+    offered = Exposure(version=saved.version, host="127.0.0.1", port=free_port(), checksum="?")
     weights = ServedWeights(
         path=saved.path, version=saved.version, checksum="?", job="switching", offered=offered
     )

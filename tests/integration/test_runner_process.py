@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -132,7 +132,8 @@ async def test_a_harness_that_vanished_gets_a_new_attempt(world: ExecutionWorld)
     await until_written(pid_file)
     harness = psutil.Process(int(pid_file.read_text()))
     for process_ in (*harness.parents()[:1], harness):
-        process_.kill()
+        with suppress(psutil.NoSuchProcess):  # a harness does not outlive its keeper for long
+            process_.kill()
     with runner(world, stop=signal.SIGTERM):
         events = await ended(world)
     assert isinstance(events[2], AttemptFailed)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from gyre.cell_agent.trainer.process.client import TrainerGone, TrainerProcess, TrainerRefused
-from gyre.cell_agent.trainer.process.launch import TrainerLaunch
+from gyre.cell_agent.trainer.process.control import EXIT_ORPHANED
+from gyre.cell_agent.trainer.process.launch import Meeting, TrainerLaunch
+from gyre.contracts.training_job import LayoutSection
 from gyre.testkit.tiny_model import make_tiny_model
 from gyre.testkit.trainer_cells import CALL_S, OPTIMIZER, objective_json
 
@@ -66,6 +70,23 @@ async def test_a_trainer_ends_with_its_agent(model: Path) -> None:
         await asyncio.sleep(0.05)
 
 
+async def test_a_rank_that_waits_for_the_cells_others_ends_with_its_agent(model: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launch = TrainerLaunch(
+        cell=0,
+        model_path=model,
+        layout=LayoutSection(data=2),
+        meeting=Meeting(host="127.0.0.1", port=store.port, prefix="alone"),
+    )
+    ours, its = socket.socketpair()
+    command = launch.command(str(its.fileno()))
+    rank = await asyncio.create_subprocess_exec(*command, pass_fds=(its.fileno(),))
+    its.close()
+    await asyncio.to_thread(store.wait, ["alone/here/0"], timedelta(seconds=CALL_S))
+    ours.close()
+    assert await asyncio.wait_for(rank.wait(), 20.0) == EXIT_ORPHANED
+
+
 # Starts a trainer, says its process id, and sends it into a world of two where it is alone.
 _AGENT = """
 import asyncio, json, sys
@@ -74,7 +95,7 @@ from gyre.cell_agent.trainer.process.client import TrainerProcess
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 async def main():
     trainer = TrainerProcess(TrainerLaunch(cell=0, model_path=Path(sys.argv[1])))
-    await trainer.start()
+    await trainer.start(120.0)
     await trainer.call("configure", 60, **json.loads(sys.argv[2]))
     print(trainer.pid, flush=True)
     port = int(sys.argv[3])

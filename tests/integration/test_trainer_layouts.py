@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.model.weights_io import read_weights
-from gyre.cell_agent.weights.payload import checksum
 from gyre.contracts.training_job import LayoutSection
 from gyre.testkit.layout_runs import (
     OPTIMIZER,

@@ -16,11 +16,11 @@ import safetensors.torch
 from gyre.adapters.blobs import digest_of
 from gyre.adapters.microsteps import encode_microstep
 from gyre.cell_agent.engine.local.weights import read_checkpoint
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.model.weights_io import read_weights
 from gyre.cell_agent.trainer.process.client import TrainerProcess, TrainerRefused
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 from gyre.cell_agent.weights.base import WEIGHTS_KEY
-from gyre.cell_agent.weights.payload import checksum
 from gyre.contracts.job import ObjectiveSection
 from gyre.contracts.training_job import OptimizerSection
 from gyre.core.microstep import MicroStep

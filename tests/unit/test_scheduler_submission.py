@@ -30,7 +30,7 @@ def raw(tmp_path: Path) -> dict[str, Any]:
     return job
 
 
-def _check(raw: object) -> tuple[list[str], list[str]]:
+def _check(raw: object) -> JobSubmitted:
     return check_surroundings(parse_spec(raw), AGENTS)
 
 
@@ -58,11 +58,14 @@ def _changed(raw: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 
 def test_a_sound_job_gives_its_task_names_in_order(raw: dict[str, Any]) -> None:
-    assert _check(raw) == (["a", "b"], ["h"])
+    assert _check(raw) == JobSubmitted(
+        spec=parse_spec(raw), train_tasks=("a", "b"), heldout_tasks=("h",)
+    )
 
 
 def test_a_job_without_a_heldout_set_has_no_heldout_tasks(raw: dict[str, Any]) -> None:
-    assert _check(_changed(raw, "tasks.heldout", None)) == (["a", "b"], [])
+    found = _check(_changed(raw, "tasks.heldout", None))
+    assert (found.train_tasks, found.heldout_tasks) == (("a", "b"), ())
 
 
 @pytest.mark.parametrize("body", [None, [], "job", 7, [1, 2]])
@@ -153,7 +156,7 @@ def test_the_papers_schedule_fits_into_its_events() -> None:
     ],
 )
 def test_a_dispatch_too_large_for_one_event_is_refused_at_the_door(
-    schedule: dict[str, int], train: int, heldout: int, field: str
+    schedule: dict[str, Any], train: int, heldout: int, field: str
 ) -> None:
     submitted = JobSubmitted(
         spec=job_spec(**schedule),
@@ -193,7 +196,7 @@ def test_weights_go_by_nccl_where_every_cell_trains_on_gpus_and_nowhere_else(
 ) -> None:
     by_nccl = parse_spec(_changed(raw, "weights.transport", "nccl"))
     on_gpus = [agent.model_copy(update={"trains_on_gpu": True}) for agent in AGENTS]
-    assert check_surroundings(by_nccl, on_gpus) == (["a", "b"], ["h"])
+    check_surroundings(by_nccl, on_gpus)
     with pytest.raises(InvalidJob) as caught:
         check_surroundings(by_nccl, [AGENTS[1], *on_gpus[2:], on_gpus[0]])
     assert str(caught.value) == (

@@ -22,7 +22,7 @@ from gyre.testkit.tiny_model import make_tiny_model
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"
 F32, Q4_1 = 0, 3
 QUANTISED = "model.layers.1.mlp.down_proj.weight"
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SYSTEM = load_module(EXAMPLE / "ask.py", "smollm2_ask").SYSTEM
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nBe good.<|im_end|>\n' }}{% endif %}"

@@ -19,7 +19,7 @@ from gyre.contracts.job import JobSpec
 from gyre.testkit.modules import load_module
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SYSTEM = load_module(EXAMPLE / "ask.py", "smollm2_ask").SYSTEM
 
 
 def test_no_training_task_has_a_heldout_word(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.errors import BadModel
 from gyre.cell_agent.trainer.model.hf_config import read_policy_config
 from gyre.cell_agent.trainer.model.hf_weights import check_whole
 from gyre.cell_agent.trainer.model.weights_io import from_bytes, read_weights, to_bytes
-from gyre.cell_agent.weights.payload import checksum
 from gyre.core.policy_config import ExpertsConfig
 from gyre.testkit.hf_conversion import hf_to_megatron, megatron_to_hf
 from gyre.testkit.tiny_model import make_tiny_model
@@ -75,7 +75,7 @@ def test_a_model_of_experts_is_read(tmp_path: Path) -> None:
     config.write_text(text.replace('"num_local_experts"', '"num_experts"'))
     assert read_policy_config(model) == policy
     config.write_text(text.replace('"decoder_sparse_step": 1', '"decoder_sparse_step": 2'))
-    with pytest.raises(BadModel, match="experts in every layer or in none"):
+    with pytest.raises(BadModel, match="experts are supported in every layer or in none"):
         read_policy_config(model)
 
 
@@ -100,7 +100,7 @@ def test_a_config_this_trainer_does_not_know_is_refused(tmp_path: Path) -> None:
     text = config.read_text()
     config.write_text(text.replace('"model_type": "qwen3"', '"model_type": "mamba"'))
     with pytest.raises(
-        BadModel, match="model_type 'mamba', this trainer has llama, qwen3, qwen3_moe"
+        BadModel, match="model_type 'mamba' is not supported, only llama, qwen3, qwen3_moe"
     ):
         read_policy_config(model)
     for scaling in ('"rope_type": "llama3"', '"type": "llama3"'):

@@ -17,6 +17,7 @@ from gyre.cell_agent.trainer.process.launch import (
     read_command,
 )
 from gyre.contracts.training_job import LayoutSection
+from gyre.testkit.pretended_gpus import pretend_gpus
 
 launches = st.builds(
     TrainerLaunch,
@@ -82,17 +83,36 @@ def test_a_rank_that_is_none_of_the_layouts_is_status_2_and_named(
 
 @pytest.mark.parametrize(
     ("visible", "own"),
-    [(None, ["0", "1", "2"]), ("3,5,GPU-8f", ["3", "5", "GPU-8f"]), ("", ["", "", ""])],
+    [
+        (None, ["0", "1", "2"]),
+        ("3,5,GPU-8f", ["3", "5", "GPU-8f"]),
+        ("", ["", "", ""]),
+        ("-1", ["", "", ""]),
+    ],
 )
-def test_each_rank_of_a_node_sees_one_gpu_of_its_own(visible: str | None, own: list[str]) -> None:
+def test_each_rank_of_a_node_sees_one_gpu_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, own: list[str]
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, 8, torch_for_gpus=True)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     told = [own_devices(environ, rank) for rank in range(3)]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == own
 
 
-def test_more_ranks_than_gpus_are_refused_by_both_numbers() -> None:
+def test_more_ranks_than_gpus_are_refused_by_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, 8, torch_for_gpus=True)
     with pytest.raises(NoGpu, match="is 3,5, and 3 ranks of the cell are on this node"):
         own_devices({"CUDA_VISIBLE_DEVICES": "3,5"}, 2)
+
+
+def test_ranks_that_train_on_the_cpu_see_no_gpu_however_few_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, 8, torch_for_gpus=False)
+    told = own_devices({"CUDA_VISIBLE_DEVICES": "3,5"}, 2)
+    assert told["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_cells_other_rank_has_the_gpu_of_its_number_on_its_own_node() -> None:

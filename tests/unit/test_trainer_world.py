@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.ranks.world import CellWorld, Rendezvous
 
 HOST = "127.0.0.1"
@@ -36,6 +37,7 @@ def gathered(port: int, payloads: Sequence[bytes], rank: int) -> list[bytes]:
             store_host=HOST,
             store_port=port,
             timeout_s=20.0,
+            device=CPU,
         )
     )
     found = world.prefix(range(size)).gather(payloads[rank])

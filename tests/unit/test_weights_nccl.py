@@ -8,28 +8,24 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from ipaddress import ip_address
 
 import pytest
 import torch
 
 from gyre.cell_agent.weights import addresses
-from gyre.cell_agent.weights.base import Pulled
 from gyre.cell_agent.weights.errors import CutOff, PublicAddress, TransportMissing
 from gyre.cell_agent.weights.memory import own_memory
 from gyre.cell_agent.weights.nccl import PULLS_AT_ONCE, NcclWeightSink, NcclWeightSource
-from gyre.cell_agent.weights.opening import Opening
+from gyre.cell_agent.weights.opening import Opened, Opening
 from gyre.cell_agent.weights.pair import Pair
 from gyre.cell_agent.weights.transports import open_sink, open_source
 
 KEY, HOST = "of the job", "127.0.0.1"
 PAYLOAD = bytes(range(256)) * 64
-NAME = {"version": 1, "lineage": 2}
 # Far below the time-out of a silent peer.
 AT_ONCE_S = 10.0
-
-OPENING = Opening(transport="nccl", key=KEY)
 
 
 @pytest.fixture
@@ -42,23 +38,29 @@ def source() -> Iterator[NcclWeightSource]:
 def exposed(source: NcclWeightSource) -> NcclWeightSource:
     buffer = source.buffer(len(PAYLOAD))
     buffer.view[:] = PAYLOAD
-    source.expose(buffer, **NAME)
+    source.expose(buffer, version=1, lineage=2)
     return source
 
 
-def pulled(source: NcclWeightSource) -> Pulled:
-    sink = NcclWeightSink(key=KEY, allow_public=True)
-    return sink.pull(*source.address, **NAME)
+def pulled(source: NcclWeightSource, sink: NcclWeightSink | None = None) -> bytes:
+    sink = sink or NcclWeightSink(key=KEY, allow_public=True)
+    return bytes(sink.pull(*source.address, version=1, lineage=2).payload)
+
+
+def asked(source: NcclWeightSource) -> AbstractContextManager[Opened]:
+    """A puller that has the answer, and has not come yet."""
+    opening = Opening(transport="nccl", key=KEY)
+    return opening.of(*source.address, version=1, lineage=2, memory=own_memory)
 
 
 def test_pullers_that_do_not_come_are_missed_when_their_connection_ends(
     source: NcclWeightSource,
 ) -> None:
     for _ in range(PULLS_AT_ONCE):
-        with OPENING.of(*source.address, **NAME, memory=own_memory):
+        with asked(source):
             pass
     began = time.monotonic()
-    assert bytes(pulled(source).payload) == PAYLOAD
+    assert pulled(source) == PAYLOAD
     assert time.monotonic() - began < AT_ONCE_S
 
 
@@ -66,9 +68,9 @@ def test_pullers_that_keep_their_connection_and_do_not_come_lose_their_turn() ->
     source = exposed(NcclWeightSource(HOST, key=KEY, allow_public=True, stall_timeout_s=0.5))
     with ExitStack() as held:
         for _ in range(PULLS_AT_ONCE):
-            held.enter_context(OPENING.of(*source.address, **NAME, memory=own_memory))
+            held.enter_context(asked(source))
         began = time.monotonic()
-        assert bytes(pulled(source).payload) == PAYLOAD
+        assert pulled(source) == PAYLOAD
         assert time.monotonic() - began < AT_ONCE_S
     source.close()
 
@@ -77,7 +79,7 @@ def test_more_pullers_than_there_are_turns_all_get_theirs(source: NcclWeightSour
     number = 2 * PULLS_AT_ONCE
     with ThreadPoolExecutor(number) as pullers:
         found = list(pullers.map(pulled, [source] * number))
-    assert [bytes(one.payload) for one in found] == [PAYLOAD] * number
+    assert found == [PAYLOAD] * number
 
 
 def test_a_source_that_sends_nothing_is_given_up(
@@ -91,7 +93,7 @@ def test_a_source_that_sends_nothing_is_given_up(
     monkeypatch.setattr(Pair, "load", silent)
     sink = NcclWeightSink(key=KEY, allow_public=True, stall_timeout_s=0.5)
     with pytest.raises(CutOff):
-        sink.pull(*source.address, **NAME)
+        pulled(source, sink)
     ended.set()
 
 
@@ -100,12 +102,12 @@ def test_a_cell_on_another_kind_of_device_says_so_and_does_not_come(
 ) -> None:
     sink = NcclWeightSink(key=KEY, allow_public=True, device=torch.device("cuda", 0))
     with pytest.raises(TransportMissing, match="the core trains on cpu, this cell on cuda; set"):
-        sink.pull(*source.address, **NAME)
-    assert bytes(pulled(source).payload) == PAYLOAD
+        pulled(source, sink)
+    assert pulled(source) == PAYLOAD
 
 
 def test_the_two_meet_at_the_sources_address_alone(source: NcclWeightSource) -> None:
-    with OPENING.of(*source.address, **NAME, memory=own_memory) as opened:
+    with asked(source) as opened:
         port = opened.answer["place"]["port"]
         socket.create_connection((HOST, port)).close()
         with pytest.raises(ConnectionRefusedError):

@@ -126,12 +126,16 @@ def test_what_does_not_match_its_manifest_is_refused(model_path: Path, tmp_path:
     def of_two_ranks(data: bytes) -> bytes:
         return json.dumps(json.loads(data) | {"num_ranks": 2}).encode()
 
+    def of_another_layout(data: bytes) -> bytes:
+        return json.dumps(json.loads(data) | {"layout": {"context": 2}}).encode()
+
     for name, change, words in (
         ("model.safetensors", flipped, "sha256"),
         ("trainer_state/.metadata", flipped, ".metadata does not match"),
         ("trainer_state/__0_0.distcp", flipped, "__0_0.distcp does not match"),
         ("trainer_state/__0_0.distcp", lambda data: data[:1000], "does not match"),
         ("manifest.json", of_two_ranks, "cells of 2 ranks, this one has 1"),
+        ("manifest.json", of_another_layout, "1 ranks (context: 2), this one has 1:"),
     ):
         kind, message = damaged(name, change)
         assert kind == "checkpoint_error", name

@@ -63,6 +63,21 @@ def test_until_it_is_restored_it_holds_nothing_there_and_loads_on_the_host(
         _ = there.trainer.model
 
 
+def test_what_lies_on_the_host_goes_out_by_the_host(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`current_device` is where mbridge makes what it receives from another stage."""
+    trainer = make_trainer(model_path, torch.float32)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("meta"))
+
+    def made() -> str:
+        return torch.empty(1, device=torch.cuda.current_device()).device.type
+
+    found: set[str] = set()
+    trainer.give_weights(lambda name, value: found.add(made()))
+    assert (found, made()) == ({"cpu"}, "meta")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_its_steps_are_those_of_a_trainer_on_the_host(
     model_path: Path, tmp_path: Path, dtype: str

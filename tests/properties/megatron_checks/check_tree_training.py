@@ -330,7 +330,16 @@ def test_a_step_with_half_a_micro_step_in_the_buffers_is_not_applied(
 
     before = trainer.weights()
     trainer.form_world(
-        Rendezvous(job="j", epoch=1, rank=0, size=1, store_host="", store_port=0, timeout_s=10.0)
+        Rendezvous(
+            job="j",
+            epoch=1,
+            rank=0,
+            size=1,
+            store_host="",
+            store_port=0,
+            timeout_s=10.0,
+            device=trainer.device,
+        )
     )
     report = micro_step_that_is_spoiled(trainer, three_executions(1), call=5)
     assert report.record.totals.num_targets == 0

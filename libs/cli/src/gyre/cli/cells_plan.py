@@ -22,7 +22,7 @@ console = Console()
 
 _HOW_TO_START = (
     "Each agent: GYRE_CELL the cell, GYRE_CELL_NODES its number of agents, GYRE_NODE the agent, "
-    "GYRE_NODE_RANKS its number of ranks (--json gives them)."
+    "GYRE_NODE_RANKS its number of ranks, CUDA_VISIBLE_DEVICES its GPUs (--json gives them)."
 )
 
 Layout = Annotated[
@@ -118,11 +118,13 @@ def _as_json(plan: CellPlan) -> dict[str, Any]:
 
 
 def _share_as_json(cell: PlannedCell, share: NodeShare) -> dict[str, Any]:
-    """settings: of its agent's environment, by which the cell's agents spread its ranks so."""
-    settings = {
+    """settings: of its agent's environment, by which the cell's agents spread its ranks so
+    and two cells on one node have each its own GPUs."""
+    settings: dict[str, int | str] = {
         "GYRE_CELL": cell.cell,
         "GYRE_CELL_NODES": len(cell.shares),
         "GYRE_NODE": share.agent,
         "GYRE_NODE_RANKS": len(share.ranks),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, share.gpus)),
     }
     return {**asdict(share), "settings": settings}

@@ -1,4 +1,4 @@
-"""Whether a model can be shared out over a cell's ranks as a job's layout says.
+"""Whether a model can be shared out over a cell's ranks as a job's layout says, and there.
 
 The trainer asks before it builds its part, the scheduler before it takes the job: one rule, so that
 what is accepted can be trained.
@@ -11,8 +11,8 @@ from gyre.core.policy_config import PolicyConfig
 
 
 class LayoutMisfit(ValueError):
-    """A part of the model cannot be shared out evenly, or Megatron does not. setting: of
-    `training.layout`, the one to change."""
+    """A part of the model cannot be shared out evenly, or not on these devices, or Megatron does
+    not. setting: of `training.layout`, the one to change."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
@@ -50,3 +50,13 @@ def check_fit(policy: PolicyConfig, layout: LayoutSection) -> None:
                 f"is {parts}, which does not divide the model's {size} {what}; "
                 "choose a size that does",
             )
+
+
+def check_device(layout: LayoutSection, *, on_gpu: bool) -> None:
+    """on_gpu: where the ranks compute. Raises LayoutMisfit."""
+    if layout.context > 1 and on_gpu:
+        raise LayoutMisfit(
+            "context",
+            f"is {layout.context}, and on GPUs attention is not shared out over context ranks; "
+            "set it to 1",
+        )

@@ -11,7 +11,7 @@ MODEL_TYPES = (LLAMA, QWEN3, QWEN3_MOE)
 
 
 class UnknownModel(ValueError):
-    """No trainer here computes this model. The message names the field of config.json."""
+    """Nothing here computes this model. The message names the field of config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +119,9 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _refuse_unknown(raw: Mapping[str, Any]) -> None:
     if raw.get("model_type") not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
-        raise UnknownModel(f"model_type {raw.get('model_type')!r}, this trainer has {known}")
+        raise UnknownModel(f"model_type {raw.get('model_type')!r} is not supported, only {known}")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
-        raise UnknownModel("this trainer has experts in every layer or in none")
+        raise UnknownModel("experts are supported in every layer or in none")
     scaling = _object(raw, "rope_scaling")
     kind = _rope(raw).get("rope_type") or scaling.get("rope_type", scaling.get("type", "default"))
     if kind != "default":

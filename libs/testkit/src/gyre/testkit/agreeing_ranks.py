@@ -39,6 +39,7 @@ def _run(out: str, rank: int) -> None:
     from gyre.adapters.blobs import digest_of
     from gyre.adapters.microsteps import encode_microstep
     from gyre.cell_agent.trainer.commands import batches
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.layout import start_cell_world
     from gyre.cell_agent.trainer.ranks.cell_ranks import CellRanks
     from gyre.contracts.training_job import LayoutSection
@@ -46,7 +47,8 @@ def _run(out: str, rank: int) -> None:
 
     torch.set_num_threads(1)
     layout = LayoutSection(data=NUM_RANKS)
-    start_cell_world(layout, rank, FileStore(f"{out}.store", NUM_RANKS), timeout_s=30.0)
+    store = FileStore(f"{out}.store", NUM_RANKS)
+    start_cell_world(layout, rank, store, device=CPU, timeout_s=30.0)
     batches.fetch_body = partial(fetch_body, deadline_s=_DEADLINE_S)  # type: ignore[attr-defined]
     body = encode_microstep(batch_of_steps(count=1)[0])
     path, digest = Path(f"{out}.{rank}.body"), digest_of(body)

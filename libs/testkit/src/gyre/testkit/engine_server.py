@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,12 +16,20 @@ from typing import Any
 import httpx
 
 from gyre.cell_agent.engine.base import EngineClient
-from gyre.cell_agent.engine.launch import EngineKind, EngineLaunch, client_of, command_of
+from gyre.cell_agent.engine.launch import (
+    START_TIMEOUT_S,
+    EngineKind,
+    EngineLaunch,
+    client_of,
+    command_of,
+)
 from gyre.cell_agent.engine.sglang.launch import installed_python
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
+from gyre.testkit.nats_server import free_port
 
 CONTEXT_TOKENS = 2048
-START_TIMEOUT_S = {"local": 60.0, "sglang": 300.0}
+# The agent's, but `local` has less than any test has: its log is shown before pytest ends the test.
+BOOT_LIMIT_S = {**START_TIMEOUT_S, "local": 60.0}
 POLL_S = 0.1
 # What a call may have of SGLang's CONTEXT_TOKENS.
 SERVED_TOKENS = CONTEXT_TOKENS - SGLANG_RESERVED_TOKENS
@@ -71,9 +78,7 @@ def running_engine(
     kind: EngineKind, models: tuple[Path, Path], log: Path, *extra: str, migration_key: str = ""
 ) -> Iterator[RunningEngine]:
     """Start, wait until healthy, end with the block; the log is shown when it does not start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launch = engine_launch(kind, models[0], migration_key)
     command, environment = command_of(launch, port)
     with log.open("wb") as output:
@@ -87,7 +92,7 @@ def running_engine(
         )
     try:
         running = RunningEngine(launch=launch, port=port, models=models, process=process)
-        _wait_healthy(process, running.url, time.monotonic() + START_TIMEOUT_S[kind], log)
+        _wait_healthy(process, running.url, time.monotonic() + BOOT_LIMIT_S[kind], log)
         yield running
     finally:
         if process.poll() is None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gyre.cell_agent import engine_turn
 from gyre.cell_agent.engine.base import KV_CACHE, EngineClient
 from gyre.cell_agent.phases import now
+from gyre.testkit.engine_server import RunningEngine
+
+PROMPT = list(range(30, 60))
+GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
 
 async def serve_weights(
@@ -20,6 +26,23 @@ async def serve_weights(
         str(model), weight_version=version, flush_cache=flush_cache
     )
     await engine.resume()
+
+
+@asynccontextmanager
+async def serving(engine: RunningEngine, version: str) -> AsyncIterator[EngineClient]:
+    """A client of an engine that begins with `models[0]` under this name; nothing is held and
+    nothing runs afterwards."""
+    async with engine.client() as client:
+        await serve_weights(client, engine.models[0], version)
+        yield client
+        await client.resume()
+        await client.abort()
+
+
+async def greedy(client: EngineClient, rid: str) -> tuple[int, ...]:
+    """What the weights that are served answer to PROMPT."""
+    answer = await client.generate(input_ids=PROMPT, sampling_params=GREEDY, rid=rid)
+    return answer.output_ids
 
 
 async def take_memory_again(engine: EngineClient) -> None:

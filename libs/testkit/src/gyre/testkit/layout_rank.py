@@ -3,7 +3,7 @@
 A process for each rank, forked from one that has imported torch and megatron, which takes longer
 than the runs of a small plan. The cell's world is formed anew for each run, by that run's layout.
 
-Consumes: a JSON list of runs, each a layout, a model, a dtype, what of `build_model` is not its
+Consumes: a JSON list of runs, each a layout, a model, a dtype, what of `build_module` is not its
 default, whether a checkpoint is saved and resumed behind it, and micro-steps of one batch, by path.
 Produces, for each run n, `<out>.<rank>.<n>.json`
 with the answers to the rank's commands, and from the first rank `<out>.0.<n>.gradients`,
@@ -52,7 +52,9 @@ def _run(options: argparse.Namespace, rank: int) -> None:
     import torch
     from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
-    from gyre.cell_agent.trainer.model.layout import end_cell_world, start_cell_world
+    from gyre.cell_agent.trainer.device import CPU
+    from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
+    from gyre.cell_agent.trainer.model.layout import start_cell_world
     from gyre.contracts.training_job import LayoutSection
 
     torch.set_num_threads(1)
@@ -60,13 +62,14 @@ def _run(options: argparse.Namespace, rank: int) -> None:
     for number, run in enumerate(json.loads(options.plan.read_text())):
         layout = LayoutSection.model_validate(run["layout"])
         ours = PrefixStore(str(number), store)
-        start_cell_world(layout, rank, ours, timeout_s=options.timeout_s)
+        start_cell_world(layout, rank, ours, device=CPU, timeout_s=options.timeout_s)
         place = f"{options.out}.{rank}.{number}"
         told = _train(run, layout, rank, place)
         Path(f"{place}.json").write_text(json.dumps(told))
         # Nobody leaves while another still talks to it.
         torch.distributed.barrier()
-        end_cell_world()
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
 
 
 def _train(run: Mapping[str, Any], layout: Any, rank: int, place: str) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def _train(run: Mapping[str, Any], layout: Any, rank: int, place: str) -> dict[s
 
     from gyre.adapters.microsteps import decode_microstep
     from gyre.cell_agent.trainer.commands import TrainerCommands
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.layout import own_coordinate
     from gyre.cell_agent.trainer.model.weights_io import to_bytes
     from gyre.cell_agent.trainer.process.launch import TrainerLaunch
@@ -82,10 +86,10 @@ def _train(run: Mapping[str, Any], layout: Any, rank: int, place: str) -> dict[s
 
     model = Path(run["model"])
     launch = TrainerLaunch(cell=0, model_path=model, rank=rank, layout=layout, dtype=run["dtype"])
-    commands = TrainerCommands(launch)
+    commands = TrainerCommands(launch, CPU)
     if run["options"]:
         policy, dtype = commands.trainer.policy, getattr(torch, run["dtype"])
-        commands.trainer = MegatronTrainer(policy, dtype, **run["options"])
+        commands.trainer = MegatronTrainer(policy, dtype, CPU, **run["options"])
     commands.configure(job="j", objective=run["objective"], optimizer=run["optimizer"])
     loaded = commands.load_weights(path=model, version=VERSION, lineage=0)
     commands.form_world(epoch=1, rank=0, size=1, timeout_s=60.0)

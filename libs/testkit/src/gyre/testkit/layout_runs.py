@@ -37,7 +37,7 @@ DEADLINE_S = 150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRun:
-    """options: of `build_model`, where they are not its defaults. checkpoint: save one behind the
+    """options: of `build_module`, where they are not its defaults. checkpoint: save one behind the
     batch and go on from it (`layout_checkpoint`)."""
 
     layout: LayoutSection

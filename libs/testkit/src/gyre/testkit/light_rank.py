@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 from gyre.cell_agent.group import PACED
 from gyre.cell_agent.trainer.errors import BadModel, PeerLost, TrainerError, WrongState
 from gyre.cell_agent.trainer.process.client import TrainerProcess
-from gyre.cell_agent.trainer.process.control import open_control, refuse, serve
+from gyre.cell_agent.trainer.process.control import (
+    end_with_agent,
+    open_control,
+    refuse,
+    serve,
+)
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
 
 if TYPE_CHECKING:
@@ -75,10 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--refuse", action="store_true")
     options = parser.parse_args(arguments)
     control = open_control(options.control)
+    ended = end_with_agent(control)
     if options.refuse:
+        ended.set()
         refuse(control, BadModel(f"rank {options.rank} has no model"))
         return 2
-    serve(control, cast("TrainerCommands", LightCommands(options.rank)))
+    serve(control, cast("TrainerCommands", LightCommands(options.rank)), ended)
     return 0
 
 

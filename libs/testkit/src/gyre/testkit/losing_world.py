@@ -49,7 +49,10 @@ class LosingWorld(World):
 
     def begin(self) -> None:
         super().begin()
-        self._online = dict.fromkeys(range(self.spec.cells.num_cells + self.spare), "i")
+        self._agents = {
+            cell: cell_events.AgentOnline(cell=cell, incarnation="i", host="h", pid=1)
+            for cell in range(self.spec.cells.num_cells + self.spare)
+        }
 
     def fact(self, body: Body) -> None:
         number = len(self.log) + 1
@@ -62,7 +65,7 @@ class LosingWorld(World):
         super()._decide()
         while self.state.status == "running":
             cluster = ClusterState(
-                online=self._online, jobs={"job": self.state}, sequence=self.state.sequence
+                agents=self._agents, jobs={"job": self.state}, sequence=self.state.sequence
             )
             joining = next_cell_join(cluster, self.now, frozenset(self.still))
             if joining is None:

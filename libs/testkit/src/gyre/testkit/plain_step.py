@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gyre.contracts.job import JobSpec
+from gyre.contracts.job import JobSpec, ObjectiveSection
 from gyre.core.microstep import NO_EDGE, Edge, TreeBlock
-from gyre.core.objective import ExecutionTargets, batch_loss, execution_loss
+from gyre.core.objective import ExecutionTargets, ObjectiveSettings, batch_loss, execution_loss
 from gyre.testkit.admission_oracle import ExpectedPath
 from gyre.testkit.consumption_audit import ConsumedBatch, Trainee
 from gyre.testkit.training import PlainPolicy
@@ -35,11 +35,9 @@ def plain_step(batch: ConsumedBatch, spec: JobSpec, model: Path) -> PlainStep:
     import torch
 
     from gyre.cell_agent.trainer.model.weights_io import read_weights
-    from gyre.cell_agent.trainer.settings import parse_settings
 
     policy = PlainPolicy(read_weights(model), json.loads((model / "config.json").read_text()))
-    sections = (spec.objective.model_dump(), spec.optimizer.model_dump())
-    settings = parse_settings("plain", *sections).objective
+    settings = _settings(spec.objective)
     normalizer = spec.schedule.groups_per_step * spec.schedule.executions_per_group
     executions = []
     for trainee in batch.trainees:
@@ -58,6 +56,17 @@ def plain_step(batch: ConsumedBatch, spec: JobSpec, model: Path) -> PlainStep:
     return PlainStep(
         loss=batch_loss(executions, normalizer=normalizer, settings=settings),
         grad_norm=math.sqrt(math.fsum(squares)),
+    )
+
+
+def _settings(section: ObjectiveSection) -> ObjectiveSettings:
+    """Not as the trainer reads them: it is the one that is judged."""
+    return ObjectiveSettings(
+        name=section.name,
+        clip_low=section.clip_low,
+        clip_high=section.clip_high,
+        token_weight_cap=section.token_weight_cap,
+        loss_cap=section.loss_cap,
     )
 
 

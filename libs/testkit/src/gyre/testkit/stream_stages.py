@@ -87,6 +87,7 @@ def _work(options: argparse.Namespace, stage: int) -> None:
 
     from gyre.cell_agent.trainer.batch import stream
     from gyre.cell_agent.trainer.batch.headers import HeaderLine
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.layout import start_cell_world
     from gyre.contracts.training_job import LayoutSection
 
@@ -94,7 +95,7 @@ def _work(options: argparse.Namespace, stage: int) -> None:
     stream.STARVED_S = _STARVED_S
     store = FileStore(options.store, options.stages)
     layout = LayoutSection(pipeline=options.stages)
-    start_cell_world(layout, stage, store, timeout_s=options.timeout_s)
+    start_cell_world(layout, stage, store, device=CPU, timeout_s=options.timeout_s)
     line = HeaderLine()
     for number, values in enumerate(json.loads(options.plan.read_text())):
         run, out = Run(**values), f"{options.out}.{stage}.{number}"
@@ -122,15 +123,16 @@ def _train(run: Run, line: HeaderLine, out: str) -> None:
 def _stage(run: Run) -> Stage:
     import torch
 
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.hf_config import read_policy_config
-    from gyre.cell_agent.trainer.model.policy import build_model
+    from gyre.cell_agent.trainer.model.policy import build_module, with_gradients
     from gyre.cell_agent.trainer.model.stages import own_stage
     from gyre.cell_agent.trainer.model.weights_io import read_weights
     from gyre.testkit.hf_conversion import hf_to_megatron
     from gyre.testkit.stage_names import stage_parameters
 
     policy = read_policy_config(Path(run.model))
-    stage = own_stage(build_model(policy, getattr(torch, run.dtype)))
+    stage = own_stage(with_gradients(build_module(policy, getattr(torch, run.dtype), CPU)))
     weights = hf_to_megatron(read_weights(Path(run.model)), policy)
     with torch.no_grad():
         for name, parameter in stage_parameters(stage).items():
@@ -155,12 +157,13 @@ def _streamed(stage: Stage, line: HeaderLine, run: Run) -> dict[str, Any]:
     from gyre.cell_agent.trainer.batch.clock import Clock
     from gyre.cell_agent.trainer.batch.inbox import Work
     from gyre.cell_agent.trainer.batch.stream import Stream
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.errors import BadMicroStep
     from gyre.core.objective import ObjectiveSettings
 
     steps = _packed(run)
     clock = Clock()
-    stream = Stream(stage, line, ObjectiveSettings(**run.objective), clock)
+    stream = Stream(stage, line, ObjectiveSettings(**run.objective), clock, CPU)
     batch = Accumulation(steps[0][0].batch, stream, line, ())
     refused = ""
     try:

@@ -31,20 +31,22 @@ VERSION = 3
 
 def start_world() -> None:
     """Once a process, before the first trainer."""
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.layout import start_cell_world
 
-    start_cell_world()
+    start_cell_world(device=CPU)
 
 
 def make_trainer(model_path: Path, dtype: torch.dtype, **options: Any) -> MegatronTrainer:
-    """Configured, and with the directory's weights as `VERSION`. options: of `build_model`."""
+    """Configured, and with the directory's weights as `VERSION`. options: of `build_module`."""
     from gyre.cell_agent.trainer.carriers import WeightsName
+    from gyre.cell_agent.trainer.device import CPU
     from gyre.cell_agent.trainer.model.hf_config import read_policy_config
     from gyre.cell_agent.trainer.model.weights_io import read_weights
     from gyre.cell_agent.trainer.settings import OptimizerSettings, TrainerSettings
     from gyre.cell_agent.trainer.trainer import MegatronTrainer
 
-    trainer = MegatronTrainer(read_policy_config(model_path), dtype, **options)
+    trainer = MegatronTrainer(read_policy_config(model_path), dtype, CPU, **options)
     weights = {name: tensor.to(dtype) for name, tensor in read_weights(model_path).items()}
     trainer.set_weights(weights, WeightsName(version=VERSION, lineage=0))
     optimizer = OptimizerSettings(
@@ -123,7 +125,7 @@ def add_gradient(trainer: MegatronTrainer, packed: PackedMicroStep) -> Evaluated
 
     trainer.model.zero_grad_buffer()
     source = Once()
-    Stream(trainer.stage, HeaderLine(), OBJECTIVE, Clock()).run(source)
+    Stream(trainer.stage, HeaderLine(), OBJECTIVE, Clock(), trainer.device).run(source)
     assert source.known is not None
     return source.known
 

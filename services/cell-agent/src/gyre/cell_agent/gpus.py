@@ -5,17 +5,27 @@ from __future__ import annotations
 import runpy
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Its numbers or names, with commas; empty hides all, and without it all are seen."""
+"""Its numbers or names, with commas; those behind an empty one or -1 are hidden, and without it all
+are seen."""
 
 _DEVICES = Path("/dev")
 _DRIVER = _DEVICES / "nvidiactl"
 
 
+def named_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Those that may be seen. None: all."""
+    named = environ.get(VISIBLE)
+    if named is None:
+        return None
+    return list(takewhile(lambda name: name not in ("", "-1"), map(str.strip, named.split(","))))
+
+
 def sees_gpu(environ: Mapping[str, str]) -> bool:
-    return environ.get(VISIBLE) != "" and _DRIVER.exists()
+    return named_gpus(environ) != [] and _DRIVER.exists()
 
 
 def trains_on_gpu(environ: Mapping[str, str]) -> bool:
@@ -24,15 +34,13 @@ def trains_on_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def rank_limit(most: int | None, environ: Mapping[str, str]) -> int | None:
-    """Trainer ranks that this node takes, None for any number. most: by its settings. Each has a
-    GPU of its own where there are any."""
-    gpus, named = None, environ.get(VISIBLE)
-    if named:
-        gpus = len(named.split(","))
-    elif trains_on_gpu(environ):
-        gpus = len(list(_DEVICES.glob("nvidia[0-9]*")))
-    limits = [limit for limit in (most, gpus) if limit is not None]
-    return min(limits, default=None)
+    """Trainer ranks that this node takes, None for any number. most: by its settings. Where they
+    train on GPUs each has one of its own."""
+    if not trains_on_gpu(environ):
+        return most
+    named = named_gpus(environ)
+    gpus = len(list(_DEVICES.glob("nvidia[0-9]*"))) if named is None else len(named)
+    return gpus if most is None else min(most, gpus)
 
 
 def torch_is_for_gpus() -> bool:

@@ -87,7 +87,7 @@ class TrainerGroup:
         """Of the ranks on this machine."""
         return tuple(rank.pid for rank in self._ranks if rank.is_here)
 
-    async def start(self, timeout_s: float = 120.0) -> Answer:
+    async def start(self, timeout_s: float) -> Answer:
         """Rank 0's status once all take commands. Raises TrainerRefused: none of them can start,
         and all end; TrainerGone, TrainerTimeout."""
         for rank in self._ranks:

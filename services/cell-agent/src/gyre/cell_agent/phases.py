@@ -41,15 +41,17 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
         "restore_trainer": 60.0,
         "offload_trainer": 60.0,
         "resume_engine": 60.0,
-        # Weights read from a disk, or pulled from the core.
-        "pull_weights": 120.0,
+        # Weights pulled from the core: longer than the trainer itself waits (`Deadlines.pull_s`).
+        "pull_weights": 300.0,
+        # Weights read from a disk, or received from the core's agent.
         "receive_weights": 600.0,
         "register": 60.0,
         "warm": 60.0,
         "open_routes": 30.0,
     }
 )
-"""Seconds by phase, of a small model; the job's transition_deadline_s ends any of them earlier."""
+"""Seconds by phase, of a small model; the job's transition_deadline_s ends those of a role change
+earlier, not those of a batch that is joined, for which nobody waits."""
 
 # How many times the weights' bytes a phase moves, for which it has more time. Weights that are
 # received come over the network, go into the engine, and are read there for their checksum.

@@ -16,7 +16,7 @@ from gyre.cell_agent.deadlines import Deadlines, deadlines_of
 from gyre.cell_agent.engine.launch import EngineLaunch, EngineStartError, visible_device
 from gyre.cell_agent.engine.process import EngineProcess
 from gyre.cell_agent.engine.sglang.launch import installed_python
-from gyre.cell_agent.gpus import rank_limit
+from gyre.cell_agent.gpus import rank_limit, trains_on_gpu
 from gyre.cell_agent.group import Rank, TrainerGroup
 from gyre.cell_agent.nodes.lead import Nodes
 from gyre.cell_agent.nodes.messages import StartRank
@@ -45,6 +45,10 @@ class CellProcesses:
         self._settings = settings
         self._nodes = nodes
         self._pace = Pace(floor_s=settings.micro_step_floor_s, factor=settings.micro_step_factor)
+        self._own_limit = rank_limit(settings.node_ranks, os.environ)
+        self._trains_on = "cuda" if trains_on_gpu(os.environ) else "cpu"
+        # And the job that they are of.
+        self._deadlines: tuple[str | None, Deadlines] | None = None
         self._watches: dict[Which, asyncio.Task[None]] = {}
         self.lost: deque[ProcessLost] = deque()
         self.something_lost = asyncio.Event()
@@ -59,9 +63,7 @@ class CellProcesses:
     @property
     def node_ranks(self) -> tuple[int | None, ...]:
         """The most trainer ranks that each of the cell's nodes takes, once all have reported."""
-        if self._nodes is not None:
-            return self._nodes.limits
-        return (rank_limit(self._settings.node_ranks, os.environ),)
+        return self._own_limit, *(self._nodes.limits if self._nodes else ())
 
     @property
     def live_engine(self) -> EngineProcess:
@@ -76,8 +78,11 @@ class CellProcesses:
         return self.trainer
 
     def deadlines(self, state: CellState) -> Deadlines:
-        """By when they have to answer."""
-        return deadlines_of(state.required_spec, visible_device(os.environ))
+        """By when they have to answer. The model's files are looked at once a job, and again when
+        its trainer is started: they may have come meanwhile."""
+        if self._deadlines is None or self._deadlines[0] != state.job:
+            self._deadlines = state.job, deadlines_of(state.required_spec, self._trains_on)
+        return self._deadlines[1]
 
     async def start_engine(
         self, state: CellState, path: str | None, version: tuple[int, int]
@@ -117,7 +122,7 @@ class CellProcesses:
         """Raises TrainerCallError."""
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         trainer = self._new_trainer(state)
-        self.trainer = trainer
+        self.trainer, self._deadlines = trainer, None
         await trainer.start(self.deadlines(state).start_s)
         self._watches["trainer"] = asyncio.create_task(self._watch_trainer(trainer))
 

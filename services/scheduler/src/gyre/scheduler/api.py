@@ -145,9 +145,8 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _submit(loop: SchedulerLoop, journal: Journal, raw: object) -> JobView:
     spec = parse_spec(raw)
-    train, heldout = check_surroundings(spec, loop.state.agents.values())
+    body = check_surroundings(spec, loop.state.agents.values())
     job = f"{spec.name}-{secrets.token_hex(3)}"
-    body = sched.JobSubmitted(spec=spec, train_tasks=tuple(train), heldout_tasks=tuple(heldout))
     check_sizes(job, body)
     sequence = await journal.append(
         subjects.sched(job), body, job=job, cause=("submit", job), causation="api", expected=0

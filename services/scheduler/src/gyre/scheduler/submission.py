@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from gyre.contracts.engine_job import SGLANG_RESERVED_TOKENS
 from gyre.contracts.events.cells import AgentOnline
+from gyre.contracts.events.scheduling import JobSubmitted
 from gyre.contracts.job import JobSpec
-from gyre.core.cell_plan import LayoutDoesNotFit, spread_ranks
+from gyre.core.agent_fit import agent_misfit
 from gyre.core.harness import UnknownHarness, harness_profile
 from gyre.core.layout_fit import LayoutMisfit, check_fit
 from gyre.core.policy_config import PolicyConfig, UnknownModel, policy_config
@@ -50,15 +51,12 @@ def _first_fault(error: ValidationError) -> InvalidJob:
             return InvalidJob(field, f"{fault['msg']}, got {repr(fault['input'])[:_SHOWN]}")
 
 
-def check_surroundings(
-    spec: JobSpec, agents: Collection[AgentOnline]
-) -> tuple[list[str], list[str]]:
-    """Look at what the spec names; returns the train and the held-out task names, sorted. agents:
-    those of the cells that are online.
+def check_surroundings(spec: JobSpec, agents: Collection[AgentOnline]) -> JobSubmitted:
+    """Look at what the spec names; returns what is to be known of it, the task names sorted.
+    agents: those of the cells that are online, any of which may get the job.
 
     Raises InvalidJob for a path that is not there, a model that cannot be trained or not in that
-    layout, a harness nobody knows, too few cells, an engine that one of them cannot start, more
-    trainer ranks than one of them takes, a transport of weights that one of them lacks.
+    layout, a harness nobody knows, too few cells, and a cell that cannot run the job.
     """
     model = _directory("model.path", spec.model.path)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -72,57 +70,26 @@ def check_surroundings(
             f"{spec.cells.num_cells} cells wanted, {len(agents)} are online; "
             "lower it or start more cell agents",
         )
-    _check_engine(spec, policy, agents)
-    _check_ranks(spec, agents)
-    train = _tasks("tasks.train", spec.tasks.train)
-    heldout = _tasks("tasks.heldout", spec.tasks.heldout) if spec.tasks.heldout else []
-    return train, heldout
+    experts = policy.experts is not None
+    _check_cells(spec, experts, agents)
+    heldout = spec.tasks.heldout
+    return JobSubmitted(
+        spec=spec,
+        train_tasks=_tasks("tasks.train", spec.tasks.train),
+        heldout_tasks=_tasks("tasks.heldout", heldout) if heldout else (),
+        experts=experts,
+    )
 
 
-def _check_engine(spec: JobSpec, policy: PolicyConfig, agents: Collection[AgentOnline]) -> None:
-    """Any of the cells may get the job, so all must be able to serve it."""
-    kind = spec.engine.kind
-    if kind == "local" and policy.experts is not None:
+def _check_cells(spec: JobSpec, experts: bool, agents: Collection[AgentOnline]) -> None:
+    if experts and spec.engine.kind == "local":
         raise InvalidJob(
             "engine.kind", "is local, which serves no model of experts; set it to sglang"
         )
-    without = sorted(agent.cell for agent in agents if kind not in agent.engines)
-    if without:
-        raise InvalidJob(
-            "engine.kind",
-            f"cell {without[0]} has no {kind}; run `gyre engines install {kind}` on its machine "
-            "and start its agent again",
-        )
-    on_cpu = sorted(agent.cell for agent in agents if not agent.has_gpu)
-    if spec.engine.tensor > 1 and on_cpu:
-        raise InvalidJob(
-            "engine.tensor",
-            f"is {spec.engine.tensor}, but cell {on_cpu[0]} has no GPU, where an engine has one "
-            "rank; set it to 1",
-        )
-
-
-def _check_ranks(spec: JobSpec, agents: Collection[AgentOnline]) -> None:
-    """Any of the cells may get the job, so the trainer's ranks must have their place in all."""
-    context = spec.training.layout.context
-    on_gpu = sorted(agent.cell for agent in agents if agent.trains_on_gpu)
-    if context > 1 and on_gpu:
-        raise InvalidJob(
-            "training.layout.context",
-            f"is {context}, but cell {on_gpu[0]} trains on GPUs, where attention is not shared out "
-            "over context ranks; set it to 1",
-        )
-    on_cpu = sorted(agent.cell for agent in agents if not agent.trains_on_gpu)
-    if spec.weights.transport == "nccl" and on_cpu:
-        raise InvalidJob(
-            "weights.transport",
-            f"nccl: cell {on_cpu[0]} trains on a CPU; use tcp or mooncake",
-        )
     for agent in sorted(agents, key=lambda one: one.cell):
-        try:
-            spread_ranks(spec.training.layout, agent.node_ranks)
-        except LayoutDoesNotFit as error:
-            raise InvalidJob("training.layout", f"cell {agent.cell}: {error}") from error
+        misfit = agent_misfit(spec, agent, experts=experts)
+        if misfit is not None:
+            raise InvalidJob(misfit.field, misfit.message)
 
 
 def _check_harness(spec: JobSpec) -> None:
@@ -187,7 +154,7 @@ def _directory(field: str, path: str) -> Path:
     return directory
 
 
-def _tasks(field: str, path: str) -> list[str]:
+def _tasks(field: str, path: str) -> tuple[str, ...]:
     root = _directory(field, path)
     try:
         names = sorted(entry.name for entry in root.iterdir() if (entry / "task.toml").is_file())
@@ -195,4 +162,4 @@ def _tasks(field: str, path: str) -> list[str]:
         raise InvalidJob(field, f"{root} cannot be read: {error.strerror}") from error
     if not names:
         raise InvalidJob(field, f"{root} holds no task; a task is a directory with a task.toml")
-    return names
+    return tuple(names)

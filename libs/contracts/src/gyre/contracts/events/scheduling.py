@@ -38,13 +38,15 @@ class Move(Part):
 
 @event
 class JobSubmitted(Body):
-    """train_tasks, heldout_tasks: task names in the order they are dispatched."""
+    """train_tasks, heldout_tasks: task names in the order they are dispatched. experts: the model
+    is a mixture of them."""
 
     TYPE: ClassVar[str] = "job_submitted"
     VERSION: ClassVar[int] = 2
     spec: JobSpec
     train_tasks: tuple[str, ...]
     heldout_tasks: tuple[str, ...]
+    experts: bool = False
 
 
 @upcaster("job_submitted", 1)

@@ -6,7 +6,9 @@
 - A running job that has lost an elastic cell takes a free one before a waiting job starts: it was
   promised so many, and what it waits for delays all its executions.
 - A cell that was asked back is not taken again by that job, nor one it has lost `MAX_LOSSES` times.
-- A job that asks for more cells than are free waits, and the jobs behind it wait too.
+- A cell is given only to a job that it can run (`gyre.core.agent_fit`). Those that were online when
+  the job was submitted could; an agent may have come since, or come back different.
+- A job that asks for more cells than are free for it waits, and the jobs behind it wait too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from gyre.contracts.events import cells as cell_events
 from gyre.contracts.events import scheduling as sched
 from gyre.contracts.events.lost import FactLost
 from gyre.contracts.subjects import CLUSTER
+from gyre.core.agent_fit import agent_misfit
 from gyre.core.scheduling import ledger, transitions
 from gyre.core.scheduling.evolve import evolve
 from gyre.core.scheduling.state import JobState
@@ -88,7 +91,7 @@ def next_cell_join(
     for job in state.jobs.values():
         if not _short_of_cells(job):
             continue
-        for cell in _free(state, silent):
+        for cell in _free_for(job, state, silent):
             before = job.cells.get(cell)
             lost_often = before is not None and before.num_lost >= MAX_LOSSES
             if cell not in job.released and not lost_often:
@@ -109,26 +112,30 @@ def _short_of_cells(job: JobState) -> bool:
     return not transitions.steps_done(job)
 
 
-def _free(state: ClusterState, silent: frozenset[int]) -> list[int]:
-    """Online cells that no job holds, lowest first."""
-    held = {
+def _free_for(job: JobState, state: ClusterState, silent: frozenset[int]) -> list[int]:
+    """Online cells that no job holds and that can run this one, lowest first."""
+    taken = silent | {
         cell.cell
-        for job in state.jobs.values()
-        for cell in job.cells.values()
+        for one in state.jobs.values()
+        for cell in one.cells.values()
         if cell.role != "offline"
     }
-    return sorted(cell for cell in state.online if cell not in held and cell not in silent)
+    return sorted(
+        cell
+        for cell, agent in state.agents.items()
+        if cell not in taken and agent_misfit(job.required_spec, agent, experts=job.experts) is None
+    )
 
 
 def next_job_start(
     state: ClusterState, now: float, silent: frozenset[int] = frozenset()
 ) -> tuple[str, sched.JobStarted] | None:
-    """The job that may start now, with its cells: the lowest free ones, the first is the core, the
-    last are the pool. silent: cells whose agents have not been heard of."""
+    """The job that may start now, with its cells: the lowest that are free for it, the first is the
+    core, the last are the pool. silent: cells whose agents have not been heard of."""
     waiting = next((job for job in state.jobs.values() if _is_queued(job)), None)
     if waiting is None:
         return None
-    free = _free(state, silent)
+    free = _free_for(waiting, state, silent)
     cells = waiting.required_spec.cells
     if len(free) < cells.num_cells:
         return None

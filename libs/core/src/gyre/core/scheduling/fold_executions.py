@@ -18,6 +18,7 @@ from gyre.core.scheduling.state import Cell, Counters, Execution, Group, JobStat
 
 def _job_submitted(state: JobState, body: sched.JobSubmitted) -> None:
     state.spec = body.spec
+    state.experts = body.experts
     state.train_tasks = body.train_tasks
     state.heldout_tasks = body.heldout_tasks
     state.status = "queued"

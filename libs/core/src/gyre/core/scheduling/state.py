@@ -41,7 +41,8 @@ __all__ = [
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """One job. sequence: stream sequence of the last fact folded, of whichever writer.
+    """One job. sequence: stream sequence of the last fact folded, of whichever writer. experts: its
+    model is a mixture of them.
 
     cells: elastic and pool cells by number. order: the elastic ones, core first. pool: the others.
     serving_capacity: C_R of eq. (1), kept up by every change of a role, so that reading it is O(1).
@@ -76,6 +77,7 @@ class JobState:
 
     job: str = ""
     spec: JobSpec | None = None
+    experts: bool = False
     train_tasks: tuple[str, ...] = ()
     heldout_tasks: tuple[str, ...] = ()
     status: Literal["unknown", "queued", "running", "succeeded", "cancelled", "failed"] = "unknown"

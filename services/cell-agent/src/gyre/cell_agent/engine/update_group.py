@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from gyre.cell_agent.process_groups import Backend, gloo
 
 BACKEND = "gloo"
 
@@ -49,10 +50,6 @@ class UpdateGroup:
     def __init__(self, place: Place, *, timeout_s: float) -> None:
         """Meet the others. Raises UpdateGroupError."""
         timeout = timedelta(seconds=timeout_s)
-        backend: Any = dist.ProcessGroupGloo
-        options = backend._Options()
-        options._timeout = timeout
-        options._devices = [backend.create_device(hostname=place.own_host)]
         try:
             # Kept as long as the group: rank 0 hosts it.
             self._store = TCPStore(
@@ -61,7 +58,7 @@ class UpdateGroup:
             # Nested as torch and SGLang do for the one backend of a group by this name.
             nested = PrefixStore(f"{place.name}/", PrefixStore(place.name, self._store))
             members = PrefixStore("cpu/", nested)
-            self._group: Any = backend(members, place.rank, place.size, options)
+            self._group: Backend = gloo(members, place.rank, place.size, place.own_host, timeout)
         except RuntimeError as error:
             raise UpdateGroupError(f"{place.name}: {error}") from error
 

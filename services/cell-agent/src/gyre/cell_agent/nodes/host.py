@@ -45,6 +45,7 @@ class NodeHost:
 
     def __init__(self, settings: CellAgentSettings) -> None:
         self._settings = settings
+        self._limit = rank_limit(settings.node_ranks, os.environ)
         self._link = Link(settings.nats_url, name=f"cell-{settings.cell}-node-{settings.node}")
         self._ranks: dict[Place, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,8 +94,7 @@ class NodeHost:
     async def _do(self, data: bytes) -> bytes:
         match REQUEST.validate_json(data):
             case ReportNode():
-                limit = rank_limit(self._settings.node_ranks, os.environ)
-                report = NodeReport(host=socket.gethostname(), num_ranks=limit)
+                report = NodeReport(host=socket.gethostname(), num_ranks=self._limit)
                 return REPORT.dump_json(report)
             case StartRank() as order:
                 return ANSWER.dump_json({"pid": await self._start(order)})

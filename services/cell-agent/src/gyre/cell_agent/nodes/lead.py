@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from gyre.adapters.eventlog.link import Link
 from gyre.adapters.eventlog.wire import Unavailable
 from gyre.adapters.keys import make_control_ticket
 from gyre.adapters.logging import get_logger
-from gyre.cell_agent.gpus import rank_limit
 from gyre.cell_agent.nodes.messages import (
     ANSWER,
     ENDED,
@@ -63,7 +61,7 @@ class Nodes:
         self._expected: dict[Place, Expected] = {}
         self._server: asyncio.Server | None = None
         self._listening: asyncio.Task[None] | None = None
-        self.limits: tuple[int | None, ...] = (rank_limit(settings.node_ranks, os.environ),)
+        self.limits: tuple[int | None, ...] = ()
 
     async def gather(self) -> None:
         """Returns when every node has reported; `limits` then says what each takes."""
@@ -73,7 +71,7 @@ class Nodes:
         self._listening = asyncio.create_task(self._hear_ends())
         numbers = range(1, self._settings.cell_nodes)
         reports = await asyncio.gather(*(self._report_of(node) for node in numbers))
-        self.limits += tuple(report.num_ranks for report in reports)
+        self.limits = tuple(report.num_ranks for report in reports)
 
     async def close(self) -> None:
         if self._listening is not None:

@@ -60,9 +60,10 @@ class RemoteRank:
             timeout=timeout_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        if expected.ended.done():
-            raise TrainerGone(f"start: the rank {ending(expected.ended.result())}")
+        # First what it said, if it called: one that refuses has ended when that is read.
         if not expected.connection.done():
+            if expected.ended.done():
+                raise TrainerGone(f"start: the rank {ending(expected.ended.result())}")
             raise TrainerTimeout(f"start: no call from the rank within {timeout_s:g} s")
         reader, writer = expected.connection.result()
         self._channel = ControlChannel(

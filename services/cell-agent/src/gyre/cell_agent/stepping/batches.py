@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -32,7 +33,8 @@ class BatchDuties(DutyFamily):
         self._batch_started = time.monotonic()
 
     async def join_batch(self, duty: orders.JoinBatch, state: CellState) -> list[Report]:
-        phases = self._phases(state)
+        # No role change: the job's limit on those is not this one's.
+        phases = Phases(self._processes.memory, self._processes.deadlines(state), math.inf)
         try:
             return await self._join(duty, state, phases)
         except PhaseFailed as failed:
@@ -44,6 +46,7 @@ class BatchDuties(DutyFamily):
         limits = self._processes.deadlines(state)
         await self._trainer.call("restore", limits.state_s)
         if duty.pull is not None:
+            await self._trainer.call("drop_accumulation", limits.drop_s)
             async with phases("pull_weights"):
                 if not await self._pull(duty, duty.pull, state):
                     return []
@@ -67,12 +70,10 @@ class BatchDuties(DutyFamily):
     async def _pull(self, duty: orders.JoinBatch, source: Exposure, state: CellState) -> bool:
         """The batch's weights from the core. False: they are not to be had, now or any more."""
         lineage, version = duty.batch.version
-        limits = self._processes.deadlines(state)
-        await self._trainer.call("drop_accumulation", limits.drop_s)
         try:
             await self._trainer.call(
                 "pull_weights",
-                limits.pull_s,
+                self._processes.deadlines(state).pull_s,
                 host=source.host,
                 port=source.port,
                 version=version,

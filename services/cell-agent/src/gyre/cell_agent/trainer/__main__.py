@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from gyre.adapters.logging import configure_logging
 from gyre.cell_agent.process_memory import keep_one_heap
 from gyre.cell_agent.trainer.errors import TrainerError
-from gyre.cell_agent.trainer.process.control import open_control, refuse, serve
+from gyre.cell_agent.trainer.process.control import end_with_agent, open_control, refuse, serve
 from gyre.cell_agent.trainer.process.launch import own_devices, read_command
 
 
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launch, place = read_command(arguments)
     configure_logging("trainer", "WARNING")
     control = open_control(place)
+    ended = end_with_agent(control)
     os.nice(launch.nice)
     keep_one_heap()
     try:
@@ -40,10 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         join_cell(launch, device)
         commands = TrainerCommands(launch, device)
     except TrainerError as error:
+        ended.set()
         sys.stderr.write(f"trainer of cell {launch.cell}: {error}\n")
         refuse(control, error)
         return 2
-    serve(control, commands)
+    serve(control, commands, ended)
     return 0
 
 

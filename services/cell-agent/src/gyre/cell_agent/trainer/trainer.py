@@ -57,7 +57,7 @@ class MegatronTrainer:
     """Commands call these methods from one thread; see the module's invariants."""
 
     def __init__(
-        self, policy: PolicyConfig, dtype: torch.dtype, device: torch.device = CPU, **options: bool
+        self, policy: PolicyConfig, dtype: torch.dtype, device: torch.device, **options: bool
     ) -> None:
         """options: of `build_module`. On a GPU it begins offloaded. Raises TrainerError."""
         self.policy, self.device = policy, device

@@ -58,14 +58,6 @@ def own_addresses() -> set[Address]:
     return _ipv4(_text(_ROUTES)) | _ipv6(interfaces)
 
 
-def address_towards(host: str) -> str:
-    """This machine's address on the network that leads there; no packet is sent. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
 def _ipv4(routes: str) -> set[Address]:
     """An address of a machine's own is a leaf of its routing table that is followed by
     `/32 host LOCAL`."""

@@ -46,7 +46,7 @@ def ask(
     _await_answer(connection, answer_s)
     answer = _receive(connection, ANSWER_BYTES)
     if "refused" in answer:
-        raise NotTheJob(str(answer["refused"]))
+        raise NotTheJob(_REFUSED)  # in our words: whoever says so has proved nothing
     return _proved(answer, key, "source", nonces)
 
 
@@ -80,21 +80,25 @@ def _send_proved(
     connection: socket.socket, key: str, side: Side, nonces: bytes, body: dict[str, Any]
 ) -> None:
     text = json.dumps(body)
-    _send(connection, {"body": text, "proof": _proof(key, side, nonces, text)})
+    _send(connection, {"body": text, "proof": _proof(key, side, nonces, text.encode())})
 
 
 def _proved(message: dict[str, Any], key: str, side: Side, nonces: bytes) -> dict[str, Any]:
     text, proof = message.get("body"), message.get("proof")
     if not isinstance(text, str) or not isinstance(proof, str):
         raise Damaged(f"no proof of the {side}")
+    try:
+        said, shown = text.encode(), proof.encode()
+    except UnicodeEncodeError as error:
+        raise Damaged(f"half a character in the proof of the {side}") from error
     # Compared as bytes: of text, only ASCII may be.
-    if not hmac.compare_digest(_proof(key, side, nonces, text).encode(), proof.encode()):
+    if not hmac.compare_digest(_proof(key, side, nonces, said).encode(), shown):
         raise NotTheJob(f"the {side} does not hold this job's key")
-    return _object(text.encode())
+    return _object(said)
 
 
-def _proof(key: str, side: Side, nonces: bytes, text: str) -> str:
-    said = b"gyre weights 1\0" + side.encode() + b"\0" + nonces + text.encode()
+def _proof(key: str, side: Side, nonces: bytes, body: bytes) -> str:
+    said = b"gyre weights 1\0" + side.encode() + b"\0" + nonces + body
     return hmac.new(key.encode(), said, hashlib.sha256).hexdigest()
 
 
@@ -156,7 +160,7 @@ def fill(connection: socket.socket, into: memoryview, deadline: float | None = N
 def _object(text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise Damaged("not a JSON object")

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from gyre.cell_agent.weights.addresses import address_towards, check_interfaces
+from gyre.cell_agent.own_address import address_towards
+from gyre.cell_agent.weights.addresses import check_interfaces
 from gyre.cell_agent.weights.base import Pulled, Transport
 from gyre.cell_agent.weights.errors import CutOff, Damaged, TransportMissing
 from gyre.cell_agent.weights.manifest import Verifier
@@ -38,7 +39,7 @@ PULLS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """port, prefix: of the store where the two meet. device: the kind that the source sends from."""
+    """port, prefix: of the store where the two meet. device: the kind that the source has."""
 
     port: int
     prefix: str

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gyre.cell_agent.engine.tensors import TensorView, checksum_by_name, read_document
+from gyre.cell_agent.engine.tensors import TensorView, read_document
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -59,16 +59,6 @@ class Payload:
 def tensors(payload: memoryview) -> dict[str, Tensor]:
     """Views of the payload, by name. Raises BadWeightsError: it is no safetensors document."""
     return {name: _tensor(view) for name, view in read_document(payload).items()}
-
-
-def checksum(weights: Mapping[str, Tensor]) -> str:
-    """`checksum_by_name` of tensors on the host."""
-
-    def float32(name: str) -> memoryview:
-        numbers: memoryview = weights[name].detach().to(torch.float32).contiguous().numpy().data
-        return numbers
-
-    return checksum_by_name(weights, float32)
 
 
 def _tensor(view: TensorView) -> Tensor:

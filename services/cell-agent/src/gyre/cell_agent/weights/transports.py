@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from gyre.adapters.logging import get_logger
-from gyre.cell_agent.weights.addresses import address_towards, check_host
+from gyre.cell_agent.own_address import address_towards
+from gyre.cell_agent.weights.addresses import check_host
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink, WeightSource
 from gyre.cell_agent.weights.errors import NobodyServes, WeightTransportError
 from gyre.cell_agent.weights.memory import Memory, own_memory

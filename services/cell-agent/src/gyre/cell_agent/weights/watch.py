@@ -13,7 +13,7 @@ from contextlib import suppress
 from gyre.cell_agent.weights.errors import CutOff
 
 # What cannot be given up, as a communicator that connects, is left to its own thread after it.
-_GIVE_UP_S = 5.0
+_GIVE_UP_S = 1.0
 
 
 def watched(

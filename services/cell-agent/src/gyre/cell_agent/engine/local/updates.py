@@ -24,8 +24,8 @@ from gyre.cell_agent.engine.local.weights import (
     decode_safetensors,
     read_checkpoint,
 )
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.engine.update_group import DTYPES, Place, UpdateGroup, UpdateGroupError
-from gyre.cell_agent.weights.payload import checksum
 from gyre.core.policy_weights import weight_shapes
 
 UPDATED = "Succeeded to update model weights."

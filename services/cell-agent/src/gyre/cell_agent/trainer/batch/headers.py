@@ -7,7 +7,6 @@ while a later stage still works on what it was told before.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from enum import IntEnum
@@ -18,10 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gyre.cell_agent.trainer.errors import StageLost
-
-# A cell may wait for its next micro-step as long as its executions take. A rank that dies ends the
-# wait at once, because its connections close.
-_ENDLESS = dt.timedelta(days=365)
+from gyre.cell_agent.trainer.model.layout import cell_group
 
 _Answer = TypeVar("_Answer")
 
@@ -58,7 +54,7 @@ class HeaderLine:
         self._sent: list[tuple[Tensor, Any]] = []
         self._group = None
         if self._size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=_ENDLESS)
+            self._group = cell_group()
 
     @property
     def leads(self) -> bool:
@@ -72,7 +68,7 @@ class HeaderLine:
             self._sent.append((message, work))
 
     def hear(self) -> Header:
-        """The leader's next; waits for it without end."""
+        """The leader's next, which comes when the executions that it is made of are done."""
         message = torch.empty(len(astuple(Header(kind=Kind.UNIT))), dtype=torch.int64)
         lost_when_it_fails(lambda: dist.recv(message, 0, group=self._group))
         kind, index, unit, num_tokens = message.tolist()

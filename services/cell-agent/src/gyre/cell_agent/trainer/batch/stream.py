@@ -39,7 +39,6 @@ from gyre.cell_agent.trainer.batch.clock import Clock
 from gyre.cell_agent.trainer.batch.headers import Header, HeaderLine, Kind, lost_when_it_fails
 from gyre.cell_agent.trainer.batch.inbox import Item, Work
 from gyre.cell_agent.trainer.batch.passes import Evaluated, evaluate, unit_policy
-from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.megatron.megatron_core import backward_step, deallocate_output_tensor
 from gyre.cell_agent.trainer.model.layout import TokenShares
 from gyre.cell_agent.trainer.model.packing import ForwardUnit, PackedMicroStep
@@ -102,7 +101,7 @@ class Stream:
         line: HeaderLine,
         settings: ObjectiveSettings,
         clock: Clock,
-        device: torch.device = CPU,
+        device: torch.device,
     ) -> None:
         """device: that the model computes on. Only the thread that runs the stream touches it."""
         self.clock = clock

@@ -13,13 +13,21 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from gyre.adapters.logging import get_logger
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.carriers import WeightsName
+from gyre.cell_agent.trainer.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    check_layout,
+    fields_of,
+    read_manifest,
+)
 from gyre.cell_agent.trainer.checkpoints.retention import (
     NO_ROOM,
     Retention,
@@ -42,10 +50,9 @@ from gyre.cell_agent.trainer.model.weights_io import (
     to_bytes,
 )
 from gyre.cell_agent.trainer.ranks.cell_ranks import CellRanks
-from gyre.cell_agent.weights.payload import checksum
+from gyre.contracts.training_job import LayoutSection
 
 T = TypeVar("T")
-MANIFEST = "manifest.json"
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -59,35 +66,12 @@ _COPIED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """sha256: the weights' checksum, as the engines report it once they serve them. num_ranks: of
-    the cell, whose state there is. file_sha256: of model.safetensors as it lies there, for who has
-    no tensors to check. state_sha256: of the files of the trainer's state, by name: torch checks
-    none of them, and unpickles one."""
-
-    version: int
-    lineage: int
-    sha256: str
-    num_updates: int
-    num_ranks: int
-    file_sha256: str = ""
-    state_sha256: dict[str, str] = field(default_factory=dict)
-
-    def names_the_same(self, other: Manifest) -> bool:
-        """The same weights, after as many updates."""
-        return _unwritten(self) == _unwritten(other)
-
-
-def _unwritten(manifest: Manifest) -> Manifest:
-    return replace(manifest, file_sha256="", state_sha256={})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """What one rank puts into a checkpoint: copies, which nothing changes any more. weights: whole,
     and of rank 0 alone looked at."""
 
     model_path: Path
+    layout: LayoutSection
     name: WeightsName
     weights: Weights
     state: TrainerState
@@ -110,7 +94,7 @@ def save_checkpoint(
     Raises CheckpointError on all ranks: something else is there already, it cannot be written;
     NoSpace: it does not fit. Nothing of it is left then.
     """
-    manifest, found = ranks.once(partial(_begun, directory, content, ranks.size))
+    manifest, found = ranks.once(partial(_begun, directory, content))
     if found:
         return manifest
     try:
@@ -123,22 +107,13 @@ def save_checkpoint(
     return manifest
 
 
-def read_manifest(directory: Path) -> Manifest:
-    try:
-        return Manifest(**json.loads((directory / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{directory}: no readable {MANIFEST}: {error}") from error
-
-
-def load_checkpoint(directory: Path, ranks: CellRanks, *, optimizer: bool = True) -> Checkpoint:
-    """On all ranks of the cell. optimizer: whether its state is wanted. Raises CheckpointError:
-    missing, of a cell with another number of ranks, or files that do not match the manifest."""
+def load_checkpoint(
+    directory: Path, layout: LayoutSection, ranks: CellRanks, *, optimizer: bool = True
+) -> Checkpoint:
+    """On all ranks of the cell, whose layout it is. optimizer: whether its state is wanted. Raises
+    CheckpointError: missing, of another layout, or files that do not match the manifest."""
     manifest = read_manifest(directory)
-    if manifest.num_ranks != ranks.size:
-        raise CheckpointError(
-            f"{directory}: saved by cells of {manifest.num_ranks} ranks, this one has "
-            f"{ranks.size}: a job keeps its training.layout"
-        )
+    check_layout(directory, manifest, layout)
     weights = read_weights(directory)
     if checksum(weights) != manifest.sha256:
         raise CheckpointError(f"{directory}: the weights do not match the manifest's sha256")
@@ -159,19 +134,21 @@ def _pruned(parent: Path, retention: Retention, *, coming: int = 0) -> int:
         return 0
 
 
-def _begun(directory: Path, content: Content, num_ranks: int) -> tuple[Manifest, bool]:
+def _begun(directory: Path, content: Content) -> tuple[Manifest, bool]:
     """What is to be written, and whether it is there already."""
     manifest = Manifest(
         version=content.name.version,
         lineage=content.name.lineage,
         sha256=checksum(content.weights),
         num_updates=content.state.num_updates,
-        num_ranks=num_ranks,
+        num_ranks=content.layout.num_ranks,
+        layout=fields_of(content.layout),
     )
     if not directory.exists():
         _on_disk(directory, partial(directory.parent.mkdir, parents=True, exist_ok=True))
         return manifest, False
     found = read_manifest(directory)
+    check_layout(directory, found, content.layout)
     if not found.names_the_same(manifest):
         raise CheckpointError(f"{directory}: another checkpoint is already there")
     return found, True

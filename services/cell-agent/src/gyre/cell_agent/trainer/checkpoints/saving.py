@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gyre.cell_agent.trainer.checkpoints.checkpoint import Manifest
+from gyre.cell_agent.trainer.checkpoints.manifest import Manifest
 
 
 class Saving:

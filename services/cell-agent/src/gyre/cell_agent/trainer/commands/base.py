@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gyre.cell_agent.trainer.carriers import WeightsName
-from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import BadCommand
 from gyre.cell_agent.trainer.model.hf_config import read_policy_config
 from gyre.cell_agent.trainer.process.launch import TrainerLaunch
@@ -29,7 +28,7 @@ class CommandFamily:
     them for all. exposed: what it was given last.
     """
 
-    def __init__(self, launch: TrainerLaunch, device: torch.device = CPU) -> None:
+    def __init__(self, launch: TrainerLaunch, device: torch.device) -> None:
         """device: that this rank computes on."""
         self.launch = launch
         self.dtype: torch.dtype = getattr(torch, launch.dtype)

@@ -47,6 +47,7 @@ class CheckpointCommands(CommandFamily):
         self._wait_for_saving()
         content = Content(
             model_path=self.launch.model_path,
+            layout=self.launch.layout,
             name=held,
             weights=self.trainer.weights(),
             state=TrainerState(optimizer=self.trainer.optimizer_state(), random=random_state()),
@@ -75,7 +76,9 @@ class CheckpointCommands(CommandFamily):
         """Weights, optimizer and random state. lineage: the new one that a restore starts.
         optimizer: false on a satellite, which never updates and needs the weights alone."""
         self._wait_for_saving()
-        checkpoint = load_checkpoint(directory, self._ranks, optimizer=optimizer)
+        checkpoint = load_checkpoint(
+            directory, self.launch.layout, self._ranks, optimizer=optimizer
+        )
         manifest, state = checkpoint.manifest, checkpoint.state
         if state.optimizer is not None and not fits(state.optimizer, self.trainer.parameters):
             raise CheckpointError(

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from gyre.cell_agent.engine.errors import BadWeightsError
+from gyre.cell_agent.engine.torch_checksum import checksum
 from gyre.cell_agent.trainer.carriers import WeightsName
 from gyre.cell_agent.trainer.commands.base import Answer, CommandFamily
 from gyre.cell_agent.trainer.errors import BadModel, WeightsUnavailable
@@ -14,7 +15,7 @@ from gyre.cell_agent.trainer.ranks.host_ranks import HostRanks
 from gyre.cell_agent.weights.base import Pulled, Transport, WeightSink
 from gyre.cell_agent.weights.errors import WeightTransportError
 from gyre.cell_agent.weights.memory import Memory
-from gyre.cell_agent.weights.payload import checksum, tensors
+from gyre.cell_agent.weights.payload import tensors
 from gyre.cell_agent.weights.transports import open_sink, open_source, pull
 
 NAMES = ("load_weights", "serve_weights", "pull_weights", "checksum")

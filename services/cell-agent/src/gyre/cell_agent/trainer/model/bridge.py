@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from gyre.cell_agent.trainer.megatron.mbridge_core import Qwen3Bridge, Qwen3MoEBridge
+from gyre.cell_agent.trainer.megatron.megatron_core import on_the_host
 from gyre.cell_agent.trainer.model.hf_weights import check_whole
 from gyre.cell_agent.trainer.model.weights_io import Weights
 from gyre.core.policy_config import PolicyConfig
@@ -64,7 +66,10 @@ class WeightBridge:
             marks = self._parameters[name]
             for mark, absent in (("tensor_model_parallel", False), ("partition_dim", -1)):
                 setattr(tensor, mark, getattr(marks, mark, absent))
-        yield from self._bridge.export_weights([_Named(self._module.decoder, tensors)])
+        # Another stage's tensor is received into one of Megatron's making, where the sender's lies.
+        on_host = all(tensor.device.type == "cpu" for tensor in tensors.values())
+        with on_the_host() if on_host else nullcontext():
+            yield from self._bridge.export_weights([_Named(self._module.decoder, tensors)])
 
 
 class _Named:

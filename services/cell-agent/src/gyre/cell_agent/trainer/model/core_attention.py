@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 
-from gyre.cell_agent.trainer.errors import BadModel
 from gyre.cell_agent.trainer.model.attention import TreeAttention
 from gyre.cell_agent.trainer.model.flex_attention import FlexTreeAttention
 from gyre.cell_agent.trainer.model.layout import own_layout
@@ -34,10 +33,8 @@ class CoreAttention(Protocol):
 
 
 def core_attention_on(device_type: str) -> CoreAttention:
-    """Raises BadModel: the cell's layout has context > 1, away from a CPU."""
+    """By the device and the cell's layout, which `check_layout` has found fit for it."""
     if own_layout().context > 1:
-        if device_type != "cpu":
-            raise BadModel(f"layout.context > 1 is not supported on {device_type}, only on a CPU")
         # It takes a collective from Megatron, which the others do without.
         from gyre.cell_agent.trainer.model.context_attention import ContextTreeAttention
 

@@ -2,8 +2,8 @@
 tokens of a forward unit it computes.
 
 Megatron's world is the cell: its tensor, pipeline, context and data parallelism end here. It lives
-as long as the process. What crosses cells goes through world.py, whose groups come and go with the
-membership while modules and optimizer keep theirs.
+as long as the process. What crosses cells goes through `ranks/world.py`, whose groups come and go
+with the membership while modules and optimizer keep theirs.
 
 Like Megatron's, this state is the process's: `start_cell_world` sets it, once. Only that loads
 Megatron: to know where one stands in a cell of one takes none.
@@ -12,7 +12,9 @@ Megatron: to know where one stands in a cell of one takes none.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +25,14 @@ from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import BadModel
 from gyre.cell_agent.trainer.model.packing import DataShare
 from gyre.contracts.training_job import LayoutSection
-from gyre.core.layout_fit import LayoutMisfit, check_fit
+from gyre.core.layout_fit import LayoutMisfit, check_device, check_fit
 from gyre.core.policy_config import PolicyConfig
 
 ONE_RANK = LayoutSection()
+
+# Of a rank's wait for the cell's others. What ends it is the agent: by the deadline of the command,
+# which grows with the model, or by the silence of a rank; and a peer's closed connection.
+ENDLESS_S = 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +60,12 @@ def start_cell_world(
     rank: int = 0,
     store: Store | None = None,
     *,
-    device: torch.device = CPU,
-    timeout_s: float = 600.0,
+    device: torch.device,
+    timeout_s: float = ENDLESS_S,
 ) -> None:
     """rank: in the cell. store: where the cell's ranks meet; a cell of one rank needs none.
-    device: of this rank; with a GPU its groups take tensors of either memory. timeout_s: of a
-    rank's wait for another."""
+    device: of this rank; with a GPU its groups take tensors of either memory. timeout_s: as
+    ENDLESS_S."""
     from gyre.cell_agent.trainer.megatron.megatron_core import (
         model_parallel_cuda_manual_seed,
         parallel_state,
@@ -78,6 +84,7 @@ def start_cell_world(
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=math.ceil(timeout_s / 60),
     )
     # Mandatory even without dropout: attention looks its random state up by name.
     model_parallel_cuda_manual_seed(0)
@@ -91,13 +98,11 @@ def start_cell_world(
     )
 
 
-def end_cell_world() -> None:
-    """Leaves the groups, so that another layout's can be formed in the same process."""
-    from gyre.cell_agent.trainer.megatron.megatron_core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
-    _world.layout, _world.place = ONE_RANK, Coordinate()
+def cell_group() -> Any:
+    """Over the cell's ranks, on their hosts, for one use alone: what is said in it does not wait
+    behind what the ranks compute together. Collective: every rank makes as many, in the same
+    order."""
+    return dist.new_group(backend="gloo", timeout=dt.timedelta(seconds=ENDLESS_S))
 
 
 def own_layout() -> LayoutSection:
@@ -121,10 +126,12 @@ def cell_agrees(ok: bool) -> bool:
     return bool(votes.item())
 
 
-def check_layout(policy: PolicyConfig, layout: LayoutSection) -> None:
-    """Raises BadModel: a part of the model cannot be shared out evenly, or Megatron does not."""
+def check_layout(policy: PolicyConfig, layout: LayoutSection, *, on_gpu: bool) -> None:
+    """Raises BadModel: a part of the model cannot be shared out evenly, or not on these devices, or
+    Megatron does not."""
     try:
         check_fit(policy, layout)
+        check_device(layout, on_gpu=on_gpu)
     except LayoutMisfit as error:
         raise BadModel(f"training.layout.{error.setting}: {error}") from error
 

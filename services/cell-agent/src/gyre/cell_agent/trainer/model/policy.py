@@ -83,13 +83,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return attention
 
 
-def build_model(
-    policy: PolicyConfig, dtype: torch.dtype, **options: bool
-) -> DistributedDataParallel:
-    """`build_module` on a CPU, `with_gradients`."""
-    return with_gradients(build_module(policy, dtype, CPU, **options))
-
-
 def build_module(
     policy: PolicyConfig,
     dtype: torch.dtype,
@@ -114,7 +107,7 @@ def build_module(
             "a GPU is visible, and this trainer computes on the CPU: "
             "start it with CUDA_VISIBLE_DEVICES set to nothing"
         )
-    check_layout(policy, own_layout())
+    check_layout(policy, own_layout(), on_gpu=device != CPU)
     config = _transformer_config(policy, dtype, recompute, calculate_per_token_loss)
     with on_the_host():
         model = PolicyModel(

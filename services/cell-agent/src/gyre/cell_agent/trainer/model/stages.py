@@ -35,7 +35,7 @@ class Stage:
 
 
 def own_stage(model: DistributedDataParallel) -> Stage:
-    """model: of `build_model`, in the world that `start_cell_world` formed."""
+    """model: of `with_gradients`, in the world that `start_cell_world` formed."""
     group = parallel_state.get_pipeline_model_parallel_group()
     communicator = P2PCommunicator(group, model.config)
     return Stage(model=model, communicator=communicator, index=group.rank(), count=group.size())

@@ -67,7 +67,7 @@ class TrainerProcess:
         """None while it lives. Negative: ended by that signal."""
         return self._started().returncode
 
-    async def start(self, timeout_s: float = 120.0) -> dict[str, Any]:
+    async def start(self, timeout_s: float) -> dict[str, Any]:
         """Returns its status once it takes commands. Raises as `ready`."""
         await self.spawn()
         return await self.ready(timeout_s)

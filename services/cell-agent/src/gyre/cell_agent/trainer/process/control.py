@@ -66,14 +66,22 @@ def refuse(control: socket.socket, error: TrainerError) -> None:
         _Voice(control).say({"refused": _told(error)})
 
 
-def serve(control: socket.socket, commands: TrainerCommands) -> None:
-    """Returns after `exit` or when the other end has closed."""
+def end_with_agent(control: socket.socket) -> threading.Event:
+    """From now on this process ends when the other end closes, or the lifeline's, whatever it
+    computes or waits for: the cell's others may never come. Who ends in good order sets the
+    event."""
     ended = threading.Event()
+    threading.Thread(target=_watch, args=(control, ended), daemon=True).start()
+    return ended
+
+
+def serve(control: socket.socket, commands: TrainerCommands, ended: threading.Event) -> None:
+    """Returns after `exit` or when the other end has closed. ended: of `end_with_agent`."""
     voice = _Voice(control)
     try:
         with control.makefile("rb") as stream:
             voice.say({"ready": commands.run("status", {})})
-            threading.Thread(target=_watch, args=(control, voice, ended), daemon=True).start()
+            threading.Thread(target=_beat, args=(voice, ended), daemon=True).start()
             for line in stream:
                 request = json.loads(line)
                 if request["command"] == "exit":
@@ -112,16 +120,18 @@ def _told(error: TrainerError) -> dict[str, str]:
     return {"kind": error.kind, "message": str(error)}
 
 
-def _watch(control: socket.socket, voice: _Voice, ended: threading.Event) -> None:
-    """Beats until the other end closes, or the lifeline's. A collective can block for its whole
-    time-out; an orphan must not live that long."""
+def _beat(voice: _Voice, ended: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while not ended.wait(BEAT_S):
+            voice.say({"beat": {}})
+
+
+def _watch(control: socket.socket, ended: threading.Event) -> None:
     poll = select.poll()
     poll.register(control.fileno(), select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     lifeline = os.environ.get(LIFELINE)
     if lifeline is not None:
         poll.register(int(lifeline), select.POLLHUP)
-    with contextlib.suppress(OSError):
-        while not poll.poll(BEAT_S * 1000):
-            voice.say({"beat": {}})
+    poll.poll()
     if not ended.wait(_ORDERLY_EXIT_S):
         os._exit(EXIT_ORPHANED)

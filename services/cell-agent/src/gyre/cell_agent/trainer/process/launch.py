@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gyre.cell_agent.gpus import VISIBLE
+from gyre.cell_agent.gpus import VISIBLE, named_gpus, trains_on_gpu
 from gyre.cell_agent.trainer.errors import NoGpu
 from gyre.contracts.training_job import LayoutSection
 
@@ -75,19 +75,16 @@ class TrainerLaunch:
 
 def own_devices(environ: Mapping[str, str], local_rank: int) -> dict[str, str]:
     """What a rank's environment shall say before torch looks at it. Of the GPUs that its agent sees
-    it sees its own alone. What fails on it is told to it; who ends a rank is its agent. Raises
-    NoGpu."""
-    visible = environ.get(VISIBLE)
-    if visible is None:
-        own = str(local_rank)
-    else:
-        listed = visible.split(",")
-        if visible and local_rank >= len(listed):
+    it sees its own alone, and none where it trains on the CPU. What fails on it is told to it; who
+    ends a rank is its agent. Raises NoGpu."""
+    own, named = "", named_gpus(environ)
+    if trains_on_gpu(environ):
+        if named is not None and local_rank >= len(named):
             raise NoGpu(
-                f"{VISIBLE} is {visible}, and {local_rank + 1} ranks of the cell are on this node: "
-                "name a GPU for each, or none"
+                f"{VISIBLE} is {environ[VISIBLE]}, and {local_rank + 1} ranks of the cell are on "
+                "this node: name a GPU for each, or none"
             )
-        own = listed[local_rank] if visible else ""
+        own = str(local_rank) if named is None else named[local_rank]
     return {VISIBLE: own, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gyre.cell_agent.trainer.errors import CheckpointError
+from gyre.cell_agent.trainer.model.layout import cell_group
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ class CellRanks:
     def __init__(self) -> None:
         self.rank: int = dist.get_rank()
         self.size: int = dist.get_world_size()
-        self.group: Any = dist.new_group(backend="gloo")
+        self.group: Any = cell_group()
 
     def once(self, work: Callable[[], T]) -> T:
         """`work`, on rank 0 alone. Every rank returns what it returned. Raises CheckpointError on

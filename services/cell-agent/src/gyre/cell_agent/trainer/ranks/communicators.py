@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
 
 import torch
@@ -27,15 +28,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from gyre.cell_agent.process_groups import Backend, gloo, nccl
 from gyre.cell_agent.trainer.device import CPU
+from gyre.cell_agent.trainer.model.layout import ENDLESS_S
 
 Start = Callable[[Backend, Tensor], dist.Work]
 """Begins a collective on one flat tensor."""
 
-# Of the members' words to one another; nothing else is sent from one to one.
-_WORD = 1
+# Of the members' words to one another, and of what is never sent.
+_WORD, _NOTHING = 1, 2
 _DONE, _FAILED = 0, 1
 # How long a member that has given up waits for one to hear of it that is not there yet.
 _TELL_S = 10.0
+_AT_ONCE = dt.timedelta(milliseconds=1)
+_ENDLESS = dt.timedelta(seconds=ENDLESS_S)
 
 
 class Communicator:
@@ -48,9 +52,11 @@ class Communicator:
     def backends(self) -> tuple[Backend, ...]:
         return (self.host,)
 
-    def exchange(self, start: Start, tensor: Tensor) -> None:
-        """Returns when it is done here. Raises RuntimeError: a member is gone, or late."""
-        start(self.host, tensor).wait()
+    def exchange(self, start: Start, tensors: Iterable[Tensor]) -> None:
+        """Returns when all are done here, one after the other. Raises RuntimeError: a member is
+        gone, or late."""
+        for tensor in tensors:
+            start(self.host, tensor).wait()
 
     def close(self) -> None:
         """Others that are in an exchange see this member as gone."""
@@ -75,10 +81,11 @@ class GpuCommunicator(Communicator):
     def backends(self) -> tuple[Backend, ...]:
         return (self.host, self.device)
 
-    def exchange(self, start: Start, tensor: Tensor) -> None:
+    def exchange(self, start: Start, tensors: Iterable[Tensor]) -> None:
         with self._watched():
-            # With a time-out, NCCL's wait is the host's, and raises what went wrong.
-            start(self.device, tensor).wait(self._timeout)
+            for tensor in tensors:
+                # With a time-out, NCCL's wait is the host's, and raises what went wrong.
+                start(self.device, tensor).wait(self._timeout)
 
     def close(self) -> None:
         self._abort()
@@ -100,7 +107,8 @@ class GpuCommunicator(Communicator):
         def listen(peer: int) -> None:
             word = torch.tensor([_DONE], device=CPU)
             try:
-                self.host.recv([word], peer, _WORD).wait()
+                # Each bucket has the time-out; all of them may take longer.
+                self.host.recv([word], peer, _WORD).wait(_ENDLESS)
             except RuntimeError as error:
                 lost.append(str(error))
             else:
@@ -109,22 +117,32 @@ class GpuCommunicator(Communicator):
             if lost:
                 self._abort()
 
-        hearing = [self._ears.submit(listen, peer) for peer in self._others]
+        hearing = {peer: self._ears.submit(listen, peer) for peer in self._others}
         word = _FAILED
         try:
             yield
             word = _FAILED if lost else _DONE
         finally:
-            self._tell(word)
-            for one in hearing:
-                one.result()
+            limit = self._timeout if word == _DONE else dt.timedelta(seconds=_TELL_S)
+            self._tell(word, limit)
+            self._hear_out(hearing, limit)
         if lost:
             raise RuntimeError(lost[0])
 
-    def _tell(self, word: int) -> None:
+    def _hear_out(self, hearing: Mapping[int, Future[None]], limit: dt.timedelta) -> None:
+        """Returns when every other has said its word; who has not in time is taken for gone."""
+        wait_for(hearing.values(), limit.total_seconds())
+        for peer, heard in hearing.items():
+            if not heard.done():
+                # A time-out has gloo close the connection, which ends the other wait on it.
+                with suppress(RuntimeError):
+                    nothing = torch.empty(1, device=CPU)
+                    self.host.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
+            heard.result()
+
+    def _tell(self, word: int, limit: dt.timedelta) -> None:
         """All others. Who is gone, or does not come, is known by its own silence."""
         said = torch.tensor([word], device=CPU)
-        limit = self._timeout if word == _DONE else dt.timedelta(seconds=_TELL_S)
         sent: list[dist.Work] = []
         for peer in self._others:
             with suppress(RuntimeError):

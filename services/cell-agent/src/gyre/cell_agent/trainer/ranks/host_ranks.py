@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gyre.cell_agent.trainer.model.layout import cell_group
 from gyre.cell_agent.weights.base import Pulled
 from gyre.cell_agent.weights.errors import WeightTransportError
 from gyre.cell_agent.weights.manifest import Manifest
@@ -17,10 +17,6 @@ from gyre.cell_agent.weights.memory import Memory, Place, SharedMemory, host_nam
 
 Pull = Callable[[Memory], Pulled]
 """Into that memory. Raises WeightTransportError."""
-
-# The others wait as long as a pull takes. The agent's deadline for it ends one that takes too long,
-# and its watch a rank that is silent.
-_WAIT = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +33,7 @@ class HostRanks:
         # Over the cell's ranks; None where there is but one.
         self._group: Any = None
         if dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo", timeout=_WAIT)
+            self._group = cell_group()
             hosts = self._gathered(host_name())
             self._first = hosts.index(hosts[self._own])
 

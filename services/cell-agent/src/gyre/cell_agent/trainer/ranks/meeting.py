@@ -30,9 +30,16 @@ def join_cell(launch: TrainerLaunch, device: torch.device) -> None:
             timeout=dt.timedelta(seconds=MEETING_S),
         )
         place = PrefixStore(meeting.prefix, store)
+        place.set(_here(launch.rank), "")
+        place.wait([_here(rank) for rank in range(launch.layout.num_ranks)])
         start_cell_world(launch.layout, launch.rank, place, device=device)
     except (RuntimeError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise PeerLost(
             f"the cell's {launch.layout.num_ranks} ranks did not meet: {line}"
         ) from error
+
+
+def _here(rank: int) -> str:
+    """The key by which a rank says that it has come; what is formed then waits without end."""
+    return f"here/{rank}"

@@ -1,10 +1,10 @@
 """What crosses cells: gradients to the core, parameters back.
 
-Megatron's own process groups end at the cell and live as long as the process (model.py). These
-come and go with the membership: one world per epoch, with a communicator of its own for each prefix
-2..size of its cells, all built when it is formed. Where cells have several ranks, each rank's world
-is that of the same rank of all cells, which hold the same part of the model, under the store prefix
-`<job>/<epoch>/<rank in its cell>`.
+Megatron's own process groups end at the cell and live as long as the process (`model/layout.py`).
+These come and go with the membership: one world per epoch, with a communicator of its own for each
+prefix 2..size of its cells, all built when it is formed. Where cells have several ranks, each
+rank's world is that of the same rank of all cells, which hold the same part of the model, under the
+store prefix `<job>/<epoch>/<rank in its cell>`.
 
 A peer that dies makes every collective it was in fail at once on the others; one that hangs, after
 the world's time-out. Either way the world is unusable afterwards and a new epoch is formed. After
@@ -18,7 +18,6 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from gyre.cell_agent.own_address import address_towards
+from gyre.cell_agent.process_groups import Backend
 from gyre.cell_agent.trainer.buckets import split_buckets
-from gyre.cell_agent.trainer.device import CPU
 from gyre.cell_agent.trainer.errors import PeerLost, WrongState
 from gyre.cell_agent.trainer.model.layout import cell_agrees
-from gyre.cell_agent.trainer.ranks.communicators import Backend, Communicator, Start, connect
-from gyre.cell_agent.weights.addresses import address_towards
+from gyre.cell_agent.trainer.ranks.communicators import Communicator, Start, connect
 
 CORE_RANK = 0
 
@@ -50,7 +49,7 @@ class Rendezvous:
     store_host: str
     store_port: int
     timeout_s: float
-    device: torch.device = CPU
+    device: torch.device
 
 
 class CellWorld:
@@ -163,8 +162,7 @@ class PrefixGroup:
         if group is None:
             return
         with _together():
-            for bucket in split_buckets(buffers):
-                _run(partial(group.exchange, start, bucket))
+            _run(lambda: group.exchange(start, split_buckets(buffers)))
 
     def _reduced(self, tensor: Tensor, operation: Any) -> list[float]:
         if self._group is not None:
