@@ -31,6 +31,7 @@ import torch
 from gyre.cell_agent.weights.base import Transport, WeightSource
 from gyre.cell_agent.weights.errors import TransportMissing
 from gyre.cell_agent.weights.manifest import CHUNK_BYTES
+from gyre.cell_agent.weights.mooncake import MooncakeWeightSource
 from gyre.cell_agent.weights.payload import Payload
 from gyre.cell_agent.weights.transports import open_sink, open_source
 from gyre.testkit.benches import write_report
@@ -102,8 +103,8 @@ def compared(transport: Transport) -> dict[str, float]:
     raw = source.buffer(NUM_BYTES)
     raw.view[:] = os.urandom(CHUNK_BYTES) * (NUM_BYTES // CHUNK_BYTES)
     place = ""
-    if transport == "mooncake":
-        place = json.dumps(source._place(raw))  # type: ignore[attr-defined]
+    if isinstance(source, MooncakeWeightSource):
+        place = json.dumps(source.place(raw))
     with raw_sender(raw.view) as port:
         told = answer_of(puller("compare", transport, str(source.address[1]), str(port), place))
     source.close()

@@ -110,8 +110,12 @@ class MooncakeWeightSource(TcpWeightSource):
     def _unregister(self, buffer: Buffer) -> None:
         self._engine.unregister(self._addresses.pop(id(buffer)))
 
+    def place(self, buffer: Buffer) -> dict[str, Any]:
+        """What a sink reads it by."""
+        return {"session": self._engine.session, "address": self._addresses[id(buffer)]}
+
     def _hand_over(self, buffer: Buffer, connection: socket.socket, answer: Answer) -> None:
-        answer({"session": self._engine.session, "address": self._addresses[id(buffer)]})
+        answer(self.place(buffer))
         until_closed(connection)
 
 
