@@ -130,16 +130,25 @@ async def test_the_first_node_leads_when_the_other_has_reported(
         assert nodes.limits == (3,)
 
 
+@contextlib.asynccontextmanager
+async def rank_without_a_model(
+    nats: NatsServer, home: Path
+) -> AsyncIterator[tuple[Nodes, RemoteRank]]:
+    """Spawned by another node, where it cannot start."""
+    async with (
+        hosting(settings_of(nats.url, home, 1)),
+        leading(settings_of(nats.url, home, 0)) as nodes,
+    ):
+        await nodes.gather()
+        rank = RemoteRank(nodes, 1, order_of(home / "no-model"), silence_s=30.0)
+        await rank.spawn()
+        yield nodes, rank
+
+
 async def test_a_rank_that_its_node_cannot_start_is_one_line_and_ends(
     nats: NatsServer, tmp_path: Path
 ) -> None:
-    async with (
-        hosting(settings_of(nats.url, tmp_path, 1)),
-        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
-    ):
-        await nodes.gather()
-        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
-        await rank.spawn()
+    async with rank_without_a_model(nats, tmp_path) as (_, rank):
         # Its pid says nothing on this machine.
         group = TrainerGroup([rank])
         assert (group.pids, group.pids_here) == ((rank.pid,), ())
@@ -152,13 +161,7 @@ async def test_a_rank_that_its_node_cannot_start_is_one_line_and_ends(
 async def test_why_a_rank_cannot_start_is_told_though_its_end_was_heard_first(
     nats: NatsServer, tmp_path: Path
 ) -> None:
-    async with (
-        hosting(settings_of(nats.url, tmp_path, 1)),
-        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
-    ):
-        await nodes.gather()
-        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
-        await rank.spawn()
+    async with rank_without_a_model(nats, tmp_path) as (_, rank):
         assert await rank.wait() == 2
         with pytest.raises(TrainerRefused, match=r"^bad_model: .*no-model/config.json"):
             await rank.ready(60.0)
@@ -188,13 +191,7 @@ async def test_a_node_that_is_not_there_starts_no_rank(nats: NatsServer, tmp_pat
 async def test_a_connection_without_the_ranks_ticket_is_closed(
     nats: NatsServer, tmp_path: Path, hello: bytes
 ) -> None:
-    async with (
-        hosting(settings_of(nats.url, tmp_path, 1)),
-        leading(settings_of(nats.url, tmp_path, 0)) as nodes,
-    ):
-        await nodes.gather()
-        rank = RemoteRank(nodes, 1, order_of(tmp_path / "no-model"), silence_s=30.0)
-        await rank.spawn()
+    async with rank_without_a_model(nats, tmp_path) as (nodes, rank):
         host, _, port = nodes.control.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(hello)

@@ -202,32 +202,26 @@ def test_what_a_stranger_sends_does_not_disturb_the_next_pull(
     assert is_version(sink.pull(*source.address, version=1, lineage=2), 1)
 
 
-def test_damaged_bytes_are_refused_by_name_and_pulled_again(
-    source: WeightSource, transport: Transport, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [("flip", Damaged, "bytes 4194304 to 8388608"), ("cut", CutOff, None)],
+)
+def test_what_a_network_damages_or_cuts_is_said_by_name_and_pulled_again(
+    source: WeightSource,
+    transport: Transport,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    error: type[Exception],
+    words: str | None,
 ) -> None:
     expose(source, 1)
-    with faulty(source, transport, monkeypatch, times=1, fault="flip") as (address, sink):
+    with faulty(source, transport, monkeypatch, times=1, fault=fault) as (address, sink):
         with capture_logs() as logs:
             assert is_version(pull(sink, *address, version=1, lineage=2), 1)
-        assert "Damaged" in logs[0]["reason"]
+        assert error.__name__ in logs[0]["reason"]
     with (
-        faulty(source, transport, monkeypatch, times=ATTEMPTS, fault="flip") as (address, sink),
-        pytest.raises(Damaged, match="bytes 4194304 to 8388608"),
-    ):
-        pull(sink, *address, version=1, lineage=2)
-
-
-def test_a_cut_connection_is_said_by_name_and_pulled_again(
-    source: WeightSource, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expose(source, 1)
-    with faulty(source, transport, monkeypatch, times=1, fault="cut") as (address, sink):
-        with capture_logs() as logs:
-            assert is_version(pull(sink, *address, version=1, lineage=2), 1)
-        assert "CutOff" in logs[0]["reason"]
-    with (
-        faulty(source, transport, monkeypatch, times=ATTEMPTS, fault="cut") as (address, sink),
-        pytest.raises(CutOff),
+        faulty(source, transport, monkeypatch, times=ATTEMPTS, fault=fault) as (address, sink),
+        pytest.raises(error, match=words),
     ):
         pull(sink, *address, version=1, lineage=2)
 
